@@ -1,0 +1,89 @@
+// The tests that every step's forward must pass, called from the step's test.cpp:
+//
+//   run_forward_conformance<float, HostBuffer>({.step = "step 03"}, &step03::attention_forward);
+//
+// Buffer is HostBuffer for a CPU step, flash::gpu::DeviceBuffer from step 04 on. Each case allocates, fills,
+// calls and judges; a failure says all that is needed to repeat it. The check_* functions return what they
+// found, so that tests/reference can show that wrong kernels are caught; the run_* functions hand it to
+// doctest.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/testing/forward_case.hpp"
+#include "common/testing/host_buffer.hpp"
+
+namespace flash::testing {
+
+// Runs a step on the tensors of a call: inputs copied in, all memories copied back out.
+template <class T> using Execute = std::function<void(ForwardCall<T>&)>;
+
+struct Report {
+    int cases = 0;                 // run; cases beyond the step's max_work are left out
+    std::int64_t compared = 0;     // elements of O and L
+    double worst_error_share = 0;  // largest error divided by what is allowed
+    double worst_twin_error = 0;   // largest error of the twin in O over the finite patterns of size 1
+    std::vector<std::string> failures;
+};
+
+// The common cases: shapes x masks x storage orders x value patterns.
+std::vector<ForwardCase> forward_cases(const Capabilities& capabilities);
+
+template <class T> Report check_forward_conformance(const Capabilities&, const Execute<T>&);
+
+// Random small shapes, masks, storages and patterns. Case n is a function of seed + n alone.
+template <class T>
+Report check_forward_fuzz(const Capabilities&, const Execute<T>&, std::uint64_t seed, int cases);
+
+// Prints a summary line; fails the current doctest test case for every failure and when no case ran.
+void expect_clean(const Report& report, const std::string& title);
+
+// FLASH_STEPS_SEED and FLASH_STEPS_FUZZ (number of cases), with their defaults.
+std::uint64_t fuzz_seed();
+int fuzz_cases();
+
+template <class T, template <class> class Buffer>
+Execute<T> execute_on(void (*forward)(const ForwardArgs<T>&)) {
+    return [forward](ForwardCall<T>& call) {
+        // An empty tensor is passed as null: the contract allows it.
+        const auto upload = []<class U>(std::optional<Buffer<U>>& buffer, const std::vector<U>& memory) {
+            if (memory.empty()) return static_cast<U*>(nullptr);
+            buffer.emplace(memory.size());
+            buffer->copy_from_host(memory.data());
+            return buffer->data();
+        };
+        const auto download = []<class U>(const std::optional<Buffer<U>>& buffer, std::vector<U>& memory) {
+            if (buffer) buffer->copy_to_host(memory.data());
+        };
+        std::optional<Buffer<T>> q, k, v, o;
+        std::optional<Buffer<float>> lse;
+        const auto args =
+            call.args(upload(q, call.q.memory), upload(k, call.k.memory), upload(v, call.v.memory),
+                      upload(o, call.o.memory), upload(lse, call.lse));
+        forward(args);
+        download(q, call.q.memory);
+        download(k, call.k.memory);
+        download(v, call.v.memory);
+        download(o, call.o.memory);
+        download(lse, call.lse);
+    };
+}
+
+template <class T, template <class> class Buffer>
+void run_forward_conformance(const Capabilities& capabilities, void (*forward)(const ForwardArgs<T>&)) {
+    expect_clean(check_forward_conformance<T>(capabilities, execute_on<T, Buffer>(forward)),
+                 std::string(capabilities.step) + " " + dtype_name<T>() + " conformance");
+}
+
+template <class T, template <class> class Buffer>
+void run_forward_fuzz(const Capabilities& capabilities, void (*forward)(const ForwardArgs<T>&)) {
+    const auto seed = fuzz_seed();
+    expect_clean(check_forward_fuzz<T>(capabilities, execute_on<T, Buffer>(forward), seed, fuzz_cases()),
+                 std::string(capabilities.step) + " " + dtype_name<T>() +
+                     " fuzz, FLASH_STEPS_SEED=" + std::to_string(seed));
+}
+
+}  // namespace flash::testing

@@ -1,0 +1,87 @@
+// The tensors of a test case on the host: storage orders, guard bands, and value patterns that each hide or
+// show a different mistake (docs/numerics.md says which).
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "common/attention.hpp"
+#include "common/types.hpp"
+
+namespace flash::testing {
+
+enum class Storage {
+    kBhnd,       // dense (B, H, N, D); inputs are allocated at their exact size
+    kBnhd,       // dense (B, N, H, D)
+    kPadded,     // (B, H, N, D) with gaps after every row, head and batch entry
+    kSharedKv,   // one key head for all batch entries and heads: strides 0 in K and V
+    kSharedRow,  // one key row for all keys: stride 0 between the rows of K and V
+};
+
+enum class Pattern {
+    kNormal,
+    kTimes10,
+    kTimes100,
+    kAllEqual,         // Q and K all ones: every weight is 1 / (visible keys)
+    kLargestLast,      // the last key has the largest score: shows a forgotten rescale
+    kIncreasing,       // every key block holds a new maximum, for every causal row too
+    kLargestFirst,     // hides a forgotten rescale
+    kDecreasing,       // no block after the first changes the maximum
+    kVeryNegative,     // scaled scores near -200 (even queries) and -100 (odd queries)
+    kOutlierChannels,  // every 16th channel of K is 8 times, of V 64 times as large
+    kOneKeyDominates,  // one weight is 1, the others underflow
+    kNonFinite,  // NaN and +inf in two rows of Q (first batch entry), NaN in a row of K (last of several)
+    kZeros,
+    kRealModel,  // Q, K, V of a sentence model's layer on real text (tests/fixtures)
+};
+
+std::string name(Storage storage);
+std::string name(Pattern pattern);
+
+enum class Role { kQ, kK, kV, kO };
+
+// A tensor (B, H, N, D) with its memory, guard bands included.
+template <class T> struct HostTensor {
+    int batch = 0, heads = 0, len = 0, head_dim = 0;
+    std::int64_t stride_batch = 0, stride_head = 0, stride_row = 0;
+    std::int64_t first = 0;  // where in memory element (0, 0, 0, 0) lies
+    std::vector<T> memory;
+
+    std::int64_t index(int b, int h, int n, int d) const {
+        return first + b * stride_batch + h * stride_head + n * stride_row + d;
+    }
+    // The view of a copy of `memory` that begins at base.
+    template <class U> TensorView<U> view(U* base) const {
+        return {base == nullptr ? nullptr : base + first, stride_batch, stride_head, stride_row};
+    }
+    std::int64_t elements() const { return static_cast<std::int64_t>(batch) * heads * len * head_dim; }
+};
+
+// Allocates a tensor and fills all of its memory with NaN: outputs with canary<T>(). `aligned`: pads by
+// multiples of 8 elements, so that rows stay 16-byte aligned.
+template <class T>
+HostTensor<T> make_tensor(Storage storage, Role role, int batch, int heads, int len, int head_dim,
+                          bool aligned);
+
+template <class T> void fill(HostTensor<T>& tensor, Pattern pattern, Role role, std::uint64_t seed);
+
+template <class T> std::uint32_t bits_of(T x) {
+    std::uint32_t bits = 0;
+    std::memcpy(&bits, &x, sizeof(T));
+    return bits;
+}
+
+// A NaN with a payload that no computation yields: what an output element holds until it is written.
+template <class T> T canary() {
+    const std::uint32_t bits = sizeof(T) == 4                            ? 0x7fc5a5a5u
+                               : bits_of(from_float<T>(1.0f)) == 0x3c00u ? 0x7e5au
+                                                                         : 0x7fdau;
+    T x;
+    std::memcpy(&x, &bits, sizeof(T));
+    return x;
+}
+
+}  // namespace flash::testing
