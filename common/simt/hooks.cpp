@@ -1,0 +1,102 @@
+// The entry points of ThreadSanitizer's instrumentation, with the emulator behind them instead of that tool:
+// compilers call these before every load and store of the translation units that hold device code. Outside a
+// running kernel they return at once. (Interface: the compiler-rt header tsan_interface.h; GCC emits the same
+// names.)
+#include <cstring>
+
+#include "common/simt/memory_access.hpp"
+
+namespace {
+
+using flash::simt::Access;
+
+template <std::size_t kBytes> inline void aligned(const void* address, Access access) {
+    flash::simt::Machine* m = flash::simt::active;
+    if (m == nullptr) return;
+    const auto place = reinterpret_cast<std::uintptr_t>(address);
+    if (place % kBytes != 0) [[unlikely]]
+        flash::simt::fail_misaligned(access, kBytes, place);
+    flash::simt::access_memory(*m, place, kBytes, access);
+}
+
+inline void any(const void* address, std::size_t bytes, Access access) {
+    flash::simt::Machine* m = flash::simt::active;
+    if (m == nullptr || bytes == 0) return;
+    flash::simt::access_memory(*m, reinterpret_cast<std::uintptr_t>(address), bytes, access);
+}
+
+}  // namespace
+
+// Names are the compilers' business, so a macro makes them.
+#define FLASH_HOOKS(bytes)                        \
+    void __tsan_read##bytes(void* p) {            \
+        aligned<bytes>(p, Access::kRead);         \
+    }                                             \
+    void __tsan_write##bytes(void* p) {           \
+        aligned<bytes>(p, Access::kWrite);        \
+    }                                             \
+    void __tsan_unaligned_read##bytes(void* p) {  \
+        any(p, bytes, Access::kRead);             \
+    }                                             \
+    void __tsan_unaligned_write##bytes(void* p) { \
+        any(p, bytes, Access::kWrite);            \
+    }
+// std::atomic and the guards of local statics, which only host code uses.
+#define FLASH_ATOMICS(bits, type)                                                                    \
+    type __tsan_atomic##bits##_load(const volatile type* p, int) {                                   \
+        return __atomic_load_n(p, __ATOMIC_SEQ_CST);                                                 \
+    }                                                                                                \
+    void __tsan_atomic##bits##_store(volatile type* p, type v, int) {                                \
+        __atomic_store_n(p, v, __ATOMIC_SEQ_CST);                                                    \
+    }                                                                                                \
+    type __tsan_atomic##bits##_exchange(volatile type* p, type v, int) {                             \
+        return __atomic_exchange_n(p, v, __ATOMIC_SEQ_CST);                                          \
+    }                                                                                                \
+    type __tsan_atomic##bits##_fetch_add(volatile type* p, type v, int) {                            \
+        return __atomic_fetch_add(p, v, __ATOMIC_SEQ_CST);                                           \
+    }                                                                                                \
+    type __tsan_atomic##bits##_fetch_sub(volatile type* p, type v, int) {                            \
+        return __atomic_fetch_sub(p, v, __ATOMIC_SEQ_CST);                                           \
+    }                                                                                                \
+    int __tsan_atomic##bits##_compare_exchange_strong(volatile type* p, type* c, type v, int, int) { \
+        return __atomic_compare_exchange_n(p, c, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);      \
+    }
+
+extern "C" {
+
+FLASH_HOOKS(1)
+FLASH_HOOKS(2)
+FLASH_HOOKS(4)
+FLASH_HOOKS(8)
+FLASH_HOOKS(16)
+void __tsan_read_range(void* p, std::size_t bytes) {
+    any(p, bytes, Access::kRead);
+}
+void __tsan_write_range(void* p, std::size_t bytes) {
+    any(p, bytes, Access::kWrite);
+}
+void* __tsan_memcpy(void* to, const void* from, std::size_t bytes) {
+    any(from, bytes, Access::kRead);
+    any(to, bytes, Access::kWrite);
+    return std::memcpy(to, from, bytes);
+}
+void* __tsan_memmove(void* to, const void* from, std::size_t bytes) {
+    any(from, bytes, Access::kRead);
+    any(to, bytes, Access::kWrite);
+    return std::memmove(to, from, bytes);
+}
+void* __tsan_memset(void* to, int value, std::size_t bytes) {
+    any(to, bytes, Access::kWrite);
+    return std::memset(to, value, bytes);
+}
+void __tsan_init() {}
+void __tsan_func_entry(void*) {}
+void __tsan_func_exit() {}
+void __tsan_vptr_read(void**) {}
+void __tsan_vptr_update(void**, void*) {}
+void __tsan_atomic_thread_fence(int) {}
+FLASH_ATOMICS(8, std::uint8_t)
+FLASH_ATOMICS(32, std::uint32_t)
+FLASH_ATOMICS(64, std::uint64_t)
+
+}  // extern "C"

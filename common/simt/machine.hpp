@@ -1,0 +1,153 @@
+// The emulator's own state, for its .cpp files alone. One machine per process; launches take turns.
+#pragma once
+
+#include <boost/context/detail/fcontext.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/simt/counters.hpp"
+#include "common/simt/runtime.hpp"
+
+namespace flash::simt {
+
+inline constexpr int kMaxThreads = 1024;
+inline constexpr int kWarp = 32;
+inline constexpr std::size_t kSharedReserve = std::size_t{1} << 20;  // address room around shared memory
+inline constexpr std::size_t kSharedCapacity = std::size_t{256} * 1024;
+inline constexpr std::size_t kStackBytes = std::size_t{256} * 1024;
+
+// What is known about 64 bytes of device memory, one bit per byte.
+struct alignas(64) Line {
+    std::uint64_t valid;                                               // inside an allocation
+    std::uint64_t written;                                             // by the host or by any kernel since
+    std::uint64_t load_block, load_launch, store_block, store_launch;  // already counted
+    std::uint64_t block_serial;  // the block that load_block and store_block belong to
+};
+
+// Device memory: one reserved address range, and a Line for every 64 bytes of it. Allocations lie far apart.
+struct Arena {
+    std::uintptr_t begin = 0;
+    std::size_t bytes = 0;
+    Line* lines = nullptr;
+};
+extern Arena arena;
+
+// The latest write and the latest read of 2 bytes of shared memory. Both words hold a time stamp in the upper
+// 20 bits and a thread in the lower 10; time is the number of barriers so far, so stamps of a block that has
+// ended are old.
+struct SharedCell {
+    std::uint32_t write;  // flags: kInFlight, kByAtomic
+    std::uint32_t read;   // flags: kReadByWarp (several threads of one warp), kReadByBlock (of several warps)
+};
+inline constexpr std::uint32_t kThreadMask = 0x3ff;
+inline constexpr std::uint32_t kInFlight = 0x400, kByAtomic = 0x800;
+inline constexpr std::uint32_t kReadByWarp = 0x400, kReadByBlock = 0x800;
+inline constexpr std::uint32_t kStampShift = 12, kMaxStamp = (1u << 20) - 1;
+
+enum class State : std::uint8_t { kFresh, kReady, kAtBarrier, kAtWarpOperation, kExited };
+
+struct PendingCopy {
+    std::uint32_t shared_offset;
+    int bytes;
+    const void* source;
+    std::uint64_t group;
+};
+
+struct Thread {
+    boost::context::detail::fcontext_t context = nullptr;
+    std::byte* stack = nullptr;  // lowest address; null before the start and after the end
+    uint3 index{};
+    int id = 0;
+    State state = State::kFresh;
+    const char* operation = nullptr;  // what it waits at, its mask and its place
+    std::uint32_t mask = 0;
+    Site site{};
+    void* operand = nullptr;  // of the warp operation it waits at, on its own stack
+    std::vector<PendingCopy> copies;
+    std::uint64_t committed_groups = 0;
+    void* asan_fake_stack = nullptr;
+};
+
+struct Warp {
+    std::uint32_t ready = 0;    // lanes that can run
+    std::uint32_t waiting = 0;  // lanes at a warp operation
+    std::uint32_t stamp = 0;    // time of the latest __syncwarp of the whole warp
+    std::vector<std::uint32_t>
+        async_rows;  // shared offsets of its cp.asyncs since the latest barrier, by turn and lane
+};
+
+struct Machine {
+    // Read by every hook.
+    std::uintptr_t stack_begin = 0;  // of the running thread
+    std::uintptr_t shared_begin = 0;
+    std::size_t shared_bytes = 0;
+    std::uint32_t stamp = 0, block_stamp = 0,
+                  block_start = 0;  // time: now, latest block barrier, start of the block
+    std::uint32_t warp_stamp = 0;
+    std::uint32_t thread_id = 0;
+    std::uint64_t block_serial = 0, launch_serial = 0;  // first block of the launch
+    SharedCell* cells = nullptr;
+    Counters counters;
+
+    Launch launch{};
+    int thread_count = 0;
+    int live = 0, at_barrier = 0;
+    Thread* running = nullptr;
+    Thread threads[kMaxThreads];
+    Warp warps[kMaxThreads / kWarp];
+    boost::context::detail::fcontext_t scheduler = nullptr;
+    void* asan_fake_stack = nullptr;
+    const void* asan_scheduler_stack = nullptr;
+    std::size_t asan_scheduler_bytes = 0;
+    std::string error;  // the launch is lost once this is set
+};
+extern Machine machine;
+
+// The machine while kernel code runs on this OS thread, else null: then the hooks return at once.
+extern thread_local Machine* active __attribute__((tls_model("initial-exec")));
+
+// While it lives, the hooks are off: the runtime's own memory is no business of the kernel's checks.
+struct RuntimeScope {
+    RuntimeScope() { active = nullptr; }
+    ~RuntimeScope() { active = &machine; }
+    RuntimeScope(const RuntimeScope&) = delete;
+    RuntimeScope& operator=(const RuntimeScope&) = delete;
+};
+
+inline Warp& running_warp() {
+    return machine.warps[machine.running->id / kWarp];
+}
+
+// Ends the launch with an error about the running thread. Its fiber is dropped where it stands, without
+// destructors, so the text is made by the scheduler: describe() returns it.
+[[noreturn]] void fail_with(std::string (*describe)(const void*), const void* closure);
+template <class Describe> [[noreturn]] void fail(const Describe& describe) {
+    fail_with([](const void* closure) -> std::string { return (*static_cast<const Describe*>(closure))(); },
+              &describe);
+}
+// Lets other threads run until somebody makes this one ready.
+void suspend(State state);
+void make_ready(Thread& thread);
+
+enum class Access { kRead, kWrite, kAtomic };
+// Checks and counts one access of the running thread, whatever memory it goes to.
+void check_access(const void* address, std::size_t bytes, Access access);
+
+// Where an address lies, in words, for messages.
+std::string describe_address(std::uintptr_t address);
+std::string symbol_name(const void* function);
+std::string thread_name(const Thread& thread);
+std::string hex(std::uintptr_t value);
+
+// A new point in time: accesses before it are ordered before those after it, for the block or for one warp.
+std::uint32_t advance_time();
+
+void init_memory();
+std::uintptr_t allocate(std::size_t bytes);
+void release(std::uintptr_t begin);
+void mark_written(std::uintptr_t begin, std::size_t bytes);
+std::size_t shared_memory_limit();
+
+}  // namespace flash::simt

@@ -1,0 +1,99 @@
+// What the threads of a block or warp do together: barriers, shuffles, votes; and atomics.
+#include <algorithm>
+
+#include "common/simt/machine.hpp"
+#include "common/simt/warp_operation.hpp"
+
+namespace flash::simt {
+
+void sync_block(Site site) {
+    const RuntimeScope scope;
+    Thread& thread = *machine.running;
+    thread.operation = "__syncthreads";
+    thread.site = site;
+    ++machine.at_barrier;
+    suspend(State::kAtBarrier);
+}
+
+void sync_warp(std::uint32_t mask, Site site) {
+    const RuntimeScope scope;
+    int nothing = 0;
+    warp_operation("__syncwarp", mask, site, nothing, [mask](int* const*) {
+        Warp& warp = running_warp();
+        const int lanes = std::min(kWarp, machine.thread_count - machine.running->id / kWarp * kWarp);
+        const std::uint32_t all = lanes == kWarp ? ~0u : (1u << lanes) - 1u;
+        if ((mask & all) == all) machine.warp_stamp = warp.stamp = advance_time();
+    });
+}
+
+std::uint64_t shuffle(std::uint32_t mask, std::uint64_t value, int source_lane, Site site) {
+    const RuntimeScope scope;
+    struct Operand {
+        std::uint64_t value;
+        int source;
+        std::uint64_t result;
+    } mine{value, source_lane, 0};
+    if ((mask >> source_lane & 1u) == 0) {
+        fail([=] {
+            return "a shuffle reads lane " + std::to_string(source_lane) + ", which its mask leaves out";
+        });
+    }
+    warp_operation("a shuffle", mask, site, mine, [mask](Operand* const* lanes) {
+        for_each_lane(mask, [lanes](int lane) { lanes[lane]->result = lanes[lanes[lane]->source]->value; });
+    });
+    return mine.result;
+}
+
+std::uint32_t ballot(std::uint32_t mask, bool vote, Site site) {
+    const RuntimeScope scope;
+    struct Operand {
+        bool vote;
+        std::uint32_t result;
+    } mine{vote, 0};
+    warp_operation("a vote", mask, site, mine, [mask](Operand* const* lanes) {
+        std::uint32_t votes = 0;
+        for_each_lane(mask, [&](int lane) { votes |= (lanes[lane]->vote ? 1u : 0u) << lane; });
+        for_each_lane(mask, [&](int lane) { lanes[lane]->result = votes; });
+    });
+    return mine.result;
+}
+
+int lane_id() {
+    return machine.running->id % kWarp;
+}
+
+namespace {
+
+// Threads take turns between hooks only, so a plain update is atomic.
+template <class T, class Update> T atomic(T* address, Update update) {
+    check_access(address, sizeof(T), Access::kAtomic);
+    ++machine.counters.atomics;
+    const T before = *address;
+    *address = update(before);
+    return before;
+}
+
+}  // namespace
+
+}  // namespace flash::simt
+
+int atomicAdd(int* address, int value) {
+    return flash::simt::atomic(address, [value](int old) {
+        return static_cast<int>(static_cast<unsigned>(old) + static_cast<unsigned>(value));
+    });
+}
+unsigned atomicAdd(unsigned* address, unsigned value) {
+    return flash::simt::atomic(address, [value](unsigned old) { return old + value; });
+}
+unsigned long long atomicAdd(unsigned long long* address, unsigned long long value) {
+    return flash::simt::atomic(address, [value](unsigned long long old) { return old + value; });
+}
+float atomicAdd(float* address, float value) {
+    return flash::simt::atomic(address, [value](float old) { return old + value; });
+}
+int atomicMax(int* address, int value) {
+    return flash::simt::atomic(address, [value](int old) { return std::max(old, value); });
+}
+unsigned atomicMax(unsigned* address, unsigned value) {
+    return flash::simt::atomic(address, [value](unsigned old) { return std::max(old, value); });
+}
