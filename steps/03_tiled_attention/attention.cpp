@@ -91,9 +91,10 @@ void attention_full(const ForwardArgs<float>& args) {
             const float* p = matrix.data() + i * Nk;
             float* o = row(args.o, b, h, i);
             for (int d = 0; d < D; ++d) o[d] = 0;
-            for (std::int64_t j = 0; j < args.mask.visible_keys(i, Nk); ++j) {
+            for (std::int64_t j = 0; j < Nk; ++j) {
                 const float* v = row(args.v, b, h_kv, j);
-                for (int d = 0; d < D; ++d) o[d] += p[j] * v[d];
+                const float weight = p[j];
+                for (int d = 0; d < D; ++d) o[d] += weight * v[d];
             }
         }
     }
@@ -125,11 +126,8 @@ void attention_tile(const ForwardArgs<float>& args, std::int64_t b, std::int64_t
     std::fill(row_max, row_max + BLOCK_Q, -INFINITY);
     std::fill(row_sum, row_sum + BLOCK_Q, 0.0f);
 
-    // Keys beyond those the last row of the tile sees are seen by no row of it.
-    const std::int64_t kv_end = args.mask.visible_keys(q_start + q_rows - 1, Nk);
-
-    for (std::int64_t kv_start = 0; kv_start < kv_end; kv_start += BLOCK_KV) {
-        const int kv_rows = static_cast<int>(std::min<std::int64_t>(BLOCK_KV, kv_end - kv_start));
+    for (std::int64_t kv_start = 0; kv_start < Nk; kv_start += BLOCK_KV) {
+        const int kv_rows = static_cast<int>(std::min<std::int64_t>(BLOCK_KV, Nk - kv_start));
 
         // 1. S = scale Q K^T, with -inf where the mask hides the key.
         for (int i = 0; i < q_rows; ++i) {
@@ -144,6 +142,7 @@ void attention_tile(const ForwardArgs<float>& args, std::int64_t b, std::int64_t
 
         for (int i = 0; i < q_rows; ++i) {
             float* p = scores + i * BLOCK_KV;
+            float* acc_row = acc + i * D;
 
             // 2. The running maximum, and the factor that brings the old state to it.
             float new_max = row_max[i];
@@ -161,10 +160,11 @@ void attention_tile(const ForwardArgs<float>& args, std::int64_t b, std::int64_t
             row_sum[i] = row_sum[i] * rescale + tile_sum;
 
             // 4. The accumulator follows: acc = acc * rescale + P V.
-            for (int d = 0; d < D; ++d) acc[i * D + d] *= rescale;
+            for (int d = 0; d < D; ++d) acc_row[d] *= rescale;
             for (int j = 0; j < kv_rows; ++j) {
                 const float* v = row(args.v, b, h_kv, kv_start + j);
-                for (int d = 0; d < D; ++d) acc[i * D + d] += p[j] * v[d];
+                const float weight = p[j];
+                for (int d = 0; d < D; ++d) acc_row[d] += weight * v[d];
             }
         }
     }

@@ -116,7 +116,6 @@ void fa1_head(const ForwardArgs<float>& args, const Head& head, int block_q, int
 
         for (std::int64_t i = 0; i < Nq; i += block_q) {
             const std::int64_t rows = std::min<std::int64_t>(block_q, Nq - i);
-            if (args.mask.visible_keys(i + rows - 1, Nk) <= j) continue;  // no row sees a key of this tile
             float* o_memory = advance(head.o, i * args.o.stride_row);
             Tile q = make_tile(rows, D), o = make_tile(rows, D);
             Tile row_max = make_tile(rows, 1), row_sum = make_tile(rows, 1);
@@ -154,9 +153,8 @@ void fa2_head(const ForwardArgs<float>& args, const Head& head, int block_q, int
         Tile row_max = make_tile(rows, 1, -INFINITY), row_sum = make_tile(rows, 1);
         load(q, advance(head.q, i * args.q.stride_row), args.q.stride_row, traffic.q_loads);
 
-        const std::int64_t kv_end = args.mask.visible_keys(i + rows - 1, Nk);
-        for (std::int64_t j = 0; j < kv_end; j += block_kv) {
-            const std::int64_t keys = std::min<std::int64_t>(block_kv, kv_end - j);
+        for (std::int64_t j = 0; j < Nk; j += block_kv) {
+            const std::int64_t keys = std::min<std::int64_t>(block_kv, Nk - j);
             Tile k = make_tile(keys, D), v = make_tile(keys, D);
             load(k, advance(head.k, j * args.k.stride_row), args.k.stride_row, traffic.kv_loads);
             load(v, advance(head.v, j * args.v.stride_row), args.v.stride_row, traffic.kv_loads);
