@@ -2,6 +2,7 @@
 // tree.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <limits>
 #include <stdexcept>
@@ -33,12 +34,36 @@ void synchronize();
 // Empty when a usable device exists, else one sentence that says why there is none.
 std::string why_no_device();
 
+// Bytes that all DeviceBuffers hold now, and the most they held since reset_peak_device_bytes().
+std::size_t device_bytes_in_use();
+std::size_t peak_device_bytes();
+void reset_peak_device_bytes();
+
 namespace detail {
+inline std::atomic<std::size_t> bytes_in_use{0};
+inline std::atomic<std::size_t> peak_bytes{0};
+inline void count_allocation(std::size_t bytes) {
+    const std::size_t now = bytes_in_use += bytes;
+    std::size_t peak = peak_bytes;
+    while (now > peak && !peak_bytes.compare_exchange_weak(peak, now)) {
+    }
+}
+
 void* device_allocate(std::size_t bytes);
 void device_free(void* data) noexcept;
 void copy_to_device(void* device, const void* host, std::size_t bytes);
 void copy_to_host(void* host, const void* device, std::size_t bytes);
 }  // namespace detail
+
+inline std::size_t device_bytes_in_use() {
+    return detail::bytes_in_use;
+}
+inline std::size_t peak_device_bytes() {
+    return detail::peak_bytes;
+}
+inline void reset_peak_device_bytes() {
+    detail::peak_bytes = detail::bytes_in_use.load();
+}
 
 // n elements of uninitialised device memory. T is trivially copyable.
 template <class T> class DeviceBuffer {
@@ -47,10 +72,14 @@ template <class T> class DeviceBuffer {
         if (n > std::numeric_limits<std::size_t>::max() / sizeof(T))
             throw DeviceError("a device buffer of " + std::to_string(n) +
                               " elements has more bytes than fit in 64 bits");
-        if (n > 0) data_ = static_cast<T*>(detail::device_allocate(n * sizeof(T)));
+        if (n == 0) return;
+        data_ = static_cast<T*>(detail::device_allocate(n * sizeof(T)));
+        detail::count_allocation(n * sizeof(T));
     }
     ~DeviceBuffer() {
-        if (data_ != nullptr) detail::device_free(data_);
+        if (data_ == nullptr) return;
+        detail::device_free(data_);
+        detail::bytes_in_use -= size_ * sizeof(T);
     }
     DeviceBuffer(DeviceBuffer&& other) noexcept
         : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
