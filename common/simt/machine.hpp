@@ -67,6 +67,7 @@ struct Thread {
     void* operand = nullptr;  // of the warp operation it waits at, on its own stack
     std::vector<PendingCopy> copies;
     std::uint64_t committed_groups = 0;
+    std::size_t async_turn = 0;  // its cp.asyncs since the latest barrier
     void* asan_fake_stack = nullptr;
 };
 
@@ -143,6 +144,10 @@ std::string hex(std::uintptr_t value);
 
 // A new point in time: accesses before it are ordered before those after it, for the block or for one warp.
 std::uint32_t advance_time();
+
+// cp.async's part of the bank-conflict count: collected per thread, counted at each barrier.
+void note_async_row(Thread& thread, std::uint32_t offset);
+void count_async_conflicts(Warp& warp);
 
 void init_memory();
 std::uintptr_t allocate(std::size_t bytes);

@@ -217,9 +217,6 @@ void release(std::uintptr_t begin) {
     std::free(reinterpret_cast<void*>(begin));
 }
 void mark_written(std::uintptr_t, std::size_t) {}
-bool hooks_enabled() {
-    return false;
-}
 #else
 std::uintptr_t allocate(std::size_t bytes) {
     const std::lock_guard lock(memory_mutex);
@@ -245,10 +242,11 @@ void release(std::uintptr_t begin) {
 void mark_written(std::uintptr_t begin, std::size_t bytes) {
     mark(begin, bytes, &Line::written);
 }
-bool hooks_enabled() {
-    return true;
-}
 #endif
+
+bool hooks_enabled() {
+    return kHooks;
+}
 
 std::string hex(std::uintptr_t value) {
     char text[32];

@@ -44,6 +44,22 @@ std::uint64_t shuffle(std::uint32_t mask, std::uint64_t value, int source_lane, 
 std::uint32_t ballot(std::uint32_t mask, bool vote, Site site);
 int lane_id();
 
+// The operations behind common/simt/ptx.hpp. Shared memory is named by its offset.
+struct Fragment {
+    std::uint32_t r[4];
+};
+struct Accumulator {
+    float c[4];
+};
+enum class MmaType : std::uint8_t { kFp16, kBf16 };
+std::uint32_t shared_offset(const void* smem);
+void cp_async(std::uint32_t shared, const void* source, int bytes);
+void cp_async_commit();
+void cp_async_wait(int groups_left);
+Fragment ldmatrix(std::uint32_t row, bool transposed, Site site);
+Accumulator mma(MmaType type, Accumulator acc, Fragment a, std::uint32_t b0, std::uint32_t b1, Site site);
+float exp2_flushed(float x);
+
 }  // namespace flash::simt
 
 int atomicAdd(int* address, int value);

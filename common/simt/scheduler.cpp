@@ -215,7 +215,11 @@ bool release_barrier() {
     machine.at_barrier = 0;
     machine.block_stamp = advance_time();
     ++machine.counters.barriers;
-    for (int i = 0; i < machine.thread_count; ++i) make_ready(machine.threads[i]);
+    for (int i = 0; i < machine.thread_count; ++i) {
+        machine.threads[i].async_turn = 0;
+        make_ready(machine.threads[i]);
+    }
+    for (Warp& warp : machine.warps) count_async_conflicts(warp);
     return true;
 }
 
@@ -238,6 +242,7 @@ void begin_block() {
         thread.state = State::kFresh;
         thread.copies.clear();
         thread.committed_groups = 0;
+        thread.async_turn = 0;
     }
     for (int w = 0; w * kWarp < machine.thread_count; ++w) {
         const int lanes = std::min(kWarp, machine.thread_count - w * kWarp);
@@ -264,6 +269,7 @@ void run_block(Random& random) {
         if (!machine.error.empty()) return;
         if (machine.live > 0 && !release_barrier() && !any) return report_stuck_block();
     }
+    for (Warp& warp : machine.warps) count_async_conflicts(warp);
 }
 
 void set_thread_indices(const dim3& block) {
