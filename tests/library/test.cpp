@@ -237,7 +237,20 @@ TEST_CASE("A5: through the C interface, no keys give L = -inf and O = 0") {
     });
 }
 
-TEST_CASE("threads that call at once get their own results and their own last error") {
+TEST_CASE("a thread's last error is its own") {
+    ForwardCall<float> forward(library_steps().front(), kSmall, Mask::none(), 8);
+    REQUIRE(flash_steps_forward(100, &forward.call, nullptr) == FLASH_UNSUPPORTED);
+    std::string of_other;
+    std::thread other([&] {
+        flash_steps_forward(101, &forward.call, nullptr);
+        of_other = flash_steps_last_error();
+    });
+    other.join();
+    CHECK(of_other.find("step 101 ") != std::string::npos);
+    CHECK(mentions("step 100 "));
+}
+
+TEST_CASE("threads that call at once get their own results") {
     for_every_step([](const FlashStepInfo& step) {
         if (!step.accepts_dtype[FLASH_FP32]) return;
         constexpr int kThreads = 4, kCalls = 8;
