@@ -23,7 +23,7 @@ void run_case(Report& report, const ForwardCase& c, const Capabilities& can, con
     try {
         auto call = make_call<T>(c, can.aligned);
         const auto before = call;
-        execute(call);
+        execute(call, {});
         const auto judgement = judge(before, call, c.pattern, c.seed);
         report.compared += judgement.compared;
         report.worst_error_share = std::max(report.worst_error_share, judgement.worst_error_share);

@@ -15,11 +15,15 @@
 
 #include "common/testing/forward_case.hpp"
 #include "common/testing/host_buffer.hpp"
+#include "common/testing/wide_offsets.hpp"
 
 namespace flash::testing {
 
-// Runs a step on the tensors of a call: inputs copied in, all memories copied back out.
-template <class T> using Execute = std::function<void(ForwardCall<T>&)>;
+// A change to the arguments just before the call, for calls that must be refused. May be empty.
+template <class T> using Edit = std::function<void(ForwardArgs<T>&)>;
+
+// Runs a step on the tensors of a call: inputs copied in, all memories copied back out, also when it throws.
+template <class T> using Execute = std::function<void(ForwardCall<T>&, const Edit<T>&)>;
 
 struct Report {
     int cases = 0;                 // run; cases beyond the step's max_work are left out
@@ -38,6 +42,21 @@ template <class T> Report check_forward_conformance(const Capabilities&, const E
 template <class T>
 Report check_forward_fuzz(const Capabilities&, const Execute<T>&, std::uint64_t seed, int cases);
 
+// Calls that break the contract or the step's limits: each must be refused by a sentence that names the
+// argument, with nothing written.
+template <class T> Report check_bad_arguments(const Capabilities&, const Execute<T>&);
+
+// Faults that others have met in kernels like these (docs/faults.md), each by its id.
+template <class T> struct PublicFault {
+    std::string title;                   // "A5: a query that sees no key has L = -inf and O = 0"
+    std::function<std::string()> check;  // what is wrong; empty when the step does right
+};
+template <class T> std::vector<PublicFault<T>> public_faults(const Capabilities&, const Execute<T>&);
+template <class T> Report check_public_faults(const Capabilities&, const Execute<T>&);
+
+// One doctest subcase per fault.
+template <class T> void expect_no_public_fault(const std::vector<PublicFault<T>>& faults);
+
 // Prints a summary line; fails the current doctest test case for every failure and when no case ran.
 void expect_clean(const Report& report, const std::string& title);
 
@@ -47,7 +66,7 @@ int fuzz_cases();
 
 template <class T, template <class> class Buffer>
 Execute<T> execute_on(void (*forward)(const ForwardArgs<T>&)) {
-    return [forward](ForwardCall<T>& call) {
+    return [forward](ForwardCall<T>& call, const Edit<T>& edit) {
         // An empty tensor is passed as null: the contract allows it.
         const auto upload = []<class U>(std::optional<Buffer<U>>& buffer, const std::vector<U>& memory) {
             if (memory.empty()) return static_cast<U*>(nullptr);
@@ -60,15 +79,23 @@ Execute<T> execute_on(void (*forward)(const ForwardArgs<T>&)) {
         };
         std::optional<Buffer<T>> q, k, v, o;
         std::optional<Buffer<float>> lse;
-        const auto args =
-            call.args(upload(q, call.q.memory), upload(k, call.k.memory), upload(v, call.v.memory),
-                      upload(o, call.o.memory), upload(lse, call.lse));
-        forward(args);
-        download(q, call.q.memory);
-        download(k, call.k.memory);
-        download(v, call.v.memory);
-        download(o, call.o.memory);
-        download(lse, call.lse);
+        auto args = call.args(upload(q, call.q.memory), upload(k, call.k.memory), upload(v, call.v.memory),
+                              upload(o, call.o.memory), upload(lse, call.lse));
+        if (edit) edit(args);
+        const auto download_all = [&] {
+            download(q, call.q.memory);
+            download(k, call.k.memory);
+            download(v, call.v.memory);
+            download(o, call.o.memory);
+            download(lse, call.lse);
+        };
+        try {
+            forward(args);
+        } catch (...) {
+            download_all();
+            throw;
+        }
+        download_all();
     };
 }
 
@@ -84,6 +111,20 @@ void run_forward_fuzz(const Capabilities& capabilities, void (*forward)(const Fo
     expect_clean(check_forward_fuzz<T>(capabilities, execute_on<T, Buffer>(forward), seed, fuzz_cases()),
                  std::string(capabilities.step) + " " + dtype_name<T>() +
                      " fuzz, FLASH_STEPS_SEED=" + std::to_string(seed));
+}
+
+template <class T, template <class> class Buffer>
+void run_bad_arguments(const Capabilities& capabilities, void (*forward)(const ForwardArgs<T>&)) {
+    expect_clean(check_bad_arguments<T>(capabilities, execute_on<T, Buffer>(forward)),
+                 std::string(capabilities.step) + " " + dtype_name<T>() + " bad arguments");
+}
+
+template <class T, template <class> class Buffer>
+void run_public_faults(const Capabilities& capabilities, void (*forward)(const ForwardArgs<T>&)) {
+    auto faults = public_faults<T>(capabilities, execute_on<T, Buffer>(forward));
+    faults.push_back({"B6: offsets beyond 2^31 elements reach the right rows",
+                      [&] { return check_wide_offsets<T, Buffer>(capabilities, forward); }});
+    expect_no_public_fault(faults);
 }
 
 }  // namespace flash::testing

@@ -1,6 +1,7 @@
 // The judges judged: an honest attention passes the conformance cases, and each wrong one is reported.
 #include <doctest/doctest.h>
 
+#include "common/argument_checks.hpp"
 #include "common/reference.hpp"
 #include "common/testing/conformance.hpp"
 
@@ -11,6 +12,7 @@ namespace {
 
 // The twin behind the contract's interface.
 template <class T> void twin(const ForwardArgs<T>& args) {
+    check_arguments(args, Limits{"the twin"});
     const auto result = twin_forward(args);
     const Shape& s = args.shape;
     std::size_t row = 0;
@@ -36,4 +38,12 @@ TEST_CASE_TEMPLATE("an honest attention passes every conformance case", T, float
 
 TEST_CASE_TEMPLATE("an honest attention passes the fuzz", T, float, fp16, bf16) {
     run_forward_fuzz<T, HostBuffer>(kTwin, &twin<T>);
+}
+
+TEST_CASE_TEMPLATE("an honest attention commits none of the public faults", T, float, fp16, bf16) {
+    run_public_faults<T, HostBuffer>(kTwin, &twin<T>);
+}
+
+TEST_CASE_TEMPLATE("bad calls are refused", T, float, fp16, bf16) {
+    run_bad_arguments<T, HostBuffer>(kTwin, &twin<T>);
 }

@@ -1,0 +1,131 @@
+// Tensors whose heads lie more than 2^31 elements apart: 32-bit offset arithmetic would read or write
+// elsewhere.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <type_traits>
+#include <vector>
+
+#include "common/gpu/device.hpp"
+#include "common/testing/forward_case.hpp"
+#include "common/testing/host_buffer.hpp"
+
+namespace flash::testing {
+
+// Two regions of kRegion elements, next to each other or more than 2^31 elements apart.
+template <class T, template <class> class Buffer> class TwoRegions {
+  public:
+    static constexpr std::int64_t kRegion = 8192;
+    static constexpr std::int64_t kFar = (std::int64_t{1} << 31) + kRegion;
+
+    explicit TwoRegions(bool far) : first_(0), second_(0) {
+        if (far && on_emulator()) {
+            place_second_far_away();
+        } else {
+            distance_ = far ? kFar : kRegion;
+            first_ = Buffer<T>(static_cast<std::size_t>(distance_ + kRegion));
+        }
+    }
+
+    static bool on_device() { return std::is_same_v<Buffer<T>, gpu::DeviceBuffer<T>>; }
+    static bool on_emulator() {
+        if constexpr (std::is_same_v<Buffer<T>, gpu::DeviceBuffer<T>>) return gpu::device_info().is_emulator;
+        return false;
+    }
+
+    T* data() { return first_.data(); }
+    std::int64_t distance() const { return distance_; }  // of the two regions' first elements
+    void write(int region, std::int64_t offset, const T* from, std::int64_t n) {
+        T* to = data() + region * distance_ + offset;
+        const std::size_t bytes = static_cast<std::size_t>(n) * sizeof(T);
+        if constexpr (std::is_same_v<Buffer<T>, gpu::DeviceBuffer<T>>)
+            gpu::detail::copy_to_device(to, from, bytes);
+        else
+            std::memcpy(to, from, bytes);
+    }
+    void read(int region, T* to, std::int64_t n) {
+        const T* from = data() + region * distance_;
+        const std::size_t bytes = static_cast<std::size_t>(n) * sizeof(T);
+        if constexpr (std::is_same_v<Buffer<T>, gpu::DeviceBuffer<T>>)
+            gpu::detail::copy_to_host(to, from, bytes);
+        else
+            std::memcpy(to, from, bytes);
+    }
+
+  private:
+    // The emulator keeps books on every byte of an allocation, so one of 4 GiB is costly; but it places each
+    // allocation behind the one before, so that two small ones can be brought far apart.
+    void place_second_far_away() {
+        first_ = Buffer<T>(static_cast<std::size_t>(kRegion));
+        const auto begin = reinterpret_cast<std::intptr_t>(first_.data());
+        constexpr int kMaxTries = 1 << 18;
+        for (int n = 0; n < kMaxTries; ++n) {
+            Buffer<T> spacer(static_cast<std::size_t>(kRegion));
+            const auto bytes = reinterpret_cast<std::intptr_t>(spacer.data()) - begin;
+            distance_ = bytes / static_cast<std::intptr_t>(sizeof(T));
+            if (distance_ < kFar) continue;
+            second_ = std::move(spacer);
+            return;
+        }
+        throw gpu::DeviceError("no two allocations of the emulator lie 2^31 elements apart");
+    }
+
+    Buffer<T> first_, second_;
+    std::int64_t distance_ = 0;
+};
+
+// The bits of O and L of a call with two heads, where the inputs' heads or the output's lie far apart.
+template <class T, template <class> class Buffer>
+std::vector<std::uint32_t> spread_result(const ForwardCall<T>& call, bool far_inputs, bool far_output,
+                                         void (*forward)(const ForwardArgs<T>&)) {
+    const Shape& s = call.shape;
+    Buffer<float> lse(static_cast<std::size_t>(2 * s.len_q));
+    TwoRegions<T, Buffer> inputs(far_inputs), output(far_output);
+    const auto spread = [&](const HostTensor<T>& t, int slot) {
+        const std::int64_t offset = slot * TwoRegions<T, Buffer>::kRegion / 4;
+        for (int h = 0; h < 2; ++h)
+            inputs.write(h, offset, t.memory.data() + t.index(0, h, 0, 0), t.stride_head);
+        return TensorView<const T>{inputs.data() + offset, 0, inputs.distance(), t.stride_row};
+    };
+    const TensorView<T> o{output.data(), 2 * output.distance(), output.distance(), s.head_dim};
+    forward(
+        {s, spread(call.q, 0), spread(call.k, 1), spread(call.v, 2), o, lse.data(), call.mask, call.scale});
+
+    std::vector<T> head(static_cast<std::size_t>(s.len_q) * static_cast<std::size_t>(s.head_dim));
+    std::vector<float> l(lse.size());
+    lse.copy_to_host(l.data());
+    std::vector<std::uint32_t> bits;
+    for (const float x : l) bits.push_back(bits_of(x));
+    for (int h = 0; h < 2; ++h) {
+        output.read(h, head.data(), static_cast<std::int64_t>(head.size()));
+        for (const T x : head) bits.push_back(bits_of(x));
+    }
+    return bits;
+}
+
+// A call whose heads lie far apart must give the result of a dense one, bit for bit. Empty when it does, else
+// what is wrong.
+template <class T, template <class> class Buffer>
+std::string check_wide_offsets(const Capabilities& can, void (*forward)(const ForwardArgs<T>&)) {
+    using Regions = TwoRegions<T, Buffer>;
+    if (Regions::on_device() && !Regions::on_emulator()) {
+        const std::size_t needed = static_cast<std::size_t>(Regions::kFar) * sizeof(T);
+        if (gpu::device_info().memory_bytes / 2 < needed) {
+            std::printf("B6 is left out: it needs %zu MiB of free device memory\n", needed >> 20);
+            return "";
+        }
+    }
+    const int head_dim = can.head_dim_multiple > 8 ? can.head_dim_multiple : 8;
+    const Shape shape{1, 2, 2, 5, 7, head_dim};
+    const auto call = make_call<T>({"", shape, Mask::causal_bottom_right(shape)}, can.aligned);
+    const auto want = spread_result<T, Buffer>(call, false, false, forward);
+    if (spread_result<T, Buffer>(call, true, false, forward) != want)
+        return "Q, K and V with heads more than 2^31 elements apart give another result";
+    if (spread_result<T, Buffer>(call, false, true, forward) != want)
+        return "O with heads more than 2^31 elements apart gets another result";
+    return "";
+}
+
+}  // namespace flash::testing
