@@ -143,6 +143,15 @@ TEST_CASE("naive softmax of very negative scores is 0 / 0") {
     CHECK(safe({-110.0f, -111.0f})[0] == doctest::Approx(1 / (1 + std::exp(-1.0))));
 }
 
+TEST_CASE("the example by hand: 1000, 1001, 1002 has the softmax of 0, 1, 2") {
+    const auto y = safe({1000, 1001, 1002});
+    CHECK(y == safe({0, 1, 2}));
+    CHECK(y[0] == doctest::Approx(0.135335 / 1.503215));
+    CHECK(y[1] == doctest::Approx(0.2447).epsilon(2e-4));
+    CHECK(y[2] == doctest::Approx(1 / 1.503215));
+    CHECK(all_nan(naive({1000, 1001, 1002})));
+}
+
 TEST_CASE("safe softmax is right where naive softmax is not, in fp32 and fp16") {
     for (const float shift : {0.0f, 11.5f, 100.0f, 10000.0f, -200.0f, -10000.0f}) {
         CAPTURE(shift);
