@@ -238,12 +238,6 @@ template <class T> std::string check_written(const ForwardCall<T>& call) {
     return "";
 }
 
-template <class T> bool same_memory(const HostTensor<T>& a, const HostTensor<T>& b) {
-    return a.memory.size() == b.memory.size() &&
-           (a.memory.empty() ||
-            std::memcmp(a.memory.data(), b.memory.data(), a.memory.size() * sizeof(T)) == 0);
-}
-
 }  // namespace
 
 std::int64_t work_of(const Shape& s) {
@@ -287,9 +281,9 @@ template <class T> ForwardCall<T> make_call(const ForwardCase& c, bool aligned) 
 template <class T>
 Judgement judge(const ForwardCall<T>& before, ForwardCall<T>& after, Pattern pattern, std::uint64_t seed) {
     Judgement judgement;
-    if (!same_memory(before.q, after.q)) judgement.failure = "the step changed Q";
-    if (!same_memory(before.k, after.k)) judgement.failure = "the step changed K";
-    if (!same_memory(before.v, after.v)) judgement.failure = "the step changed V";
+    if (!same_bits(before.q.memory, after.q.memory)) judgement.failure = "the step changed Q";
+    if (!same_bits(before.k.memory, after.k.memory)) judgement.failure = "the step changed K";
+    if (!same_bits(before.v.memory, after.v.memory)) judgement.failure = "the step changed V";
     if (judgement.failure.empty()) judgement.failure = check_written(after);
     if (!judgement.failure.empty()) return judgement;
 

@@ -22,7 +22,7 @@ struct Capabilities {
 struct ForwardCase {
     std::string name;
     Shape shape;
-    Mask mask;
+    Mask mask = {};
     Storage storage = Storage::kBhnd;
     Pattern pattern = Pattern::kNormal;
     std::uint64_t seed = 1;
@@ -39,7 +39,7 @@ std::string describe(const ForwardCase& c, const char* dtype);
 // The tensors of a call, guard bands included. Outputs are filled with NaN.
 template <class T> struct ForwardCall {
     Shape shape;
-    Mask mask;
+    Mask mask = {};
     float scale = 0;
     HostTensor<T> q, k, v, o;
     std::vector<float> lse;  // kLseGuard elements before and after

@@ -87,6 +87,8 @@ std::string name(Storage storage) {
             return "(B,N,H,D)";
         case Storage::kPadded:
             return "padded strides";
+        case Storage::kMixed:
+            return "every tensor in another order";
         case Storage::kSharedKv:
             return "K and V shared by all heads (stride 0)";
         case Storage::kSharedRow:
@@ -132,6 +134,9 @@ std::string name(Pattern pattern) {
 template <class T>
 HostTensor<T> make_tensor(Storage storage, Role role, int batch, int heads, int len, int head_dim,
                           bool aligned) {
+    if (storage == Storage::kMixed) {
+        storage = role == Role::kQ ? Storage::kBhnd : role == Role::kV ? Storage::kPadded : Storage::kBnhd;
+    }
     HostTensor<T> t{batch, heads, len, head_dim, 0, 0, 0, 0, {}};
     const std::int64_t gap = storage != Storage::kPadded ? 0 : aligned ? 8 : 3;
     if (storage == Storage::kBnhd) {

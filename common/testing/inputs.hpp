@@ -14,9 +14,10 @@
 namespace flash::testing {
 
 enum class Storage {
-    kBhnd,       // dense (B, H, N, D); inputs are allocated at their exact size
-    kBnhd,       // dense (B, N, H, D)
-    kPadded,     // (B, H, N, D) with gaps after every row, head and batch entry
+    kBhnd,    // dense (B, H, N, D); inputs are allocated at their exact size
+    kBnhd,    // dense (B, N, H, D)
+    kPadded,  // (B, H, N, D) with gaps after every row, head and batch entry
+    kMixed,   // Q (B, H, N, D), K (B, N, H, D), V padded, O (B, N, H, D): no two views have the same strides
     kSharedKv,   // one key head for all batch entries and heads: strides 0 in K and V
     kSharedRow,  // one key row for all keys: stride 0 between the rows of K and V
 };
@@ -72,6 +73,10 @@ template <class T> std::uint32_t bits_of(T x) {
     std::uint32_t bits = 0;
     std::memcpy(&bits, &x, sizeof(T));
     return bits;
+}
+
+template <class T> bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
+    return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
 }
 
 // A NaN with a payload that no computation yields: what an output element holds until it is written.

@@ -352,7 +352,7 @@ template <class T> void expect_no_public_fault(const std::vector<PublicFault<T>>
     for (const auto& fault : faults) {
         SUBCASE(fault.title.c_str()) {
             const std::string failure = checked(fault);
-            CHECK_MESSAGE(failure.empty(), dtype_name<T>() << ": " << failure);
+            CHECK_MESSAGE(failure.empty(), std::string(dtype_name<T>()) << ": " << failure);
         }
     }
 }
