@@ -28,42 +28,32 @@ inline void any(const void* address, std::size_t bytes, Access access) {
 }  // namespace
 
 // Names are the compilers' business, so a macro makes them.
-#define FLASH_HOOKS(bytes)                        \
-    void __tsan_read##bytes(void* p) {            \
-        aligned<bytes>(p, Access::kRead);         \
-    }                                             \
-    void __tsan_write##bytes(void* p) {           \
-        aligned<bytes>(p, Access::kWrite);        \
-    }                                             \
-    void __tsan_unaligned_read##bytes(void* p) {  \
-        any(p, bytes, Access::kRead);             \
-    }                                             \
-    void __tsan_unaligned_write##bytes(void* p) { \
-        any(p, bytes, Access::kWrite);            \
-    }
+// clang-format off
+#define FLASH_HOOKS(bytes)                                                                         \
+    void __tsan_read##bytes(void* p) { aligned<bytes>(p, Access::kRead); }                         \
+    void __tsan_write##bytes(void* p) { aligned<bytes>(p, Access::kWrite); }                       \
+    void __tsan_unaligned_read##bytes(void* p) { any(p, bytes, Access::kRead); }                   \
+    void __tsan_unaligned_write##bytes(void* p) { any(p, bytes, Access::kWrite); }
+
 // std::atomic and the guards of local statics, which only host code uses.
-#define FLASH_ATOMICS(bits, type)                                                                    \
-    type __tsan_atomic##bits##_load(const volatile type* p, int) {                                   \
-        return __atomic_load_n(p, __ATOMIC_SEQ_CST);                                                 \
-    }                                                                                                \
-    void __tsan_atomic##bits##_store(volatile type* p, type v, int) {                                \
-        __atomic_store_n(p, v, __ATOMIC_SEQ_CST);                                                    \
-    }                                                                                                \
-    type __tsan_atomic##bits##_exchange(volatile type* p, type v, int) {                             \
-        return __atomic_exchange_n(p, v, __ATOMIC_SEQ_CST);                                          \
-    }                                                                                                \
-    type __tsan_atomic##bits##_fetch_add(volatile type* p, type v, int) {                            \
-        return __atomic_fetch_add(p, v, __ATOMIC_SEQ_CST);                                           \
-    }                                                                                                \
-    type __tsan_atomic##bits##_fetch_sub(volatile type* p, type v, int) {                            \
-        return __atomic_fetch_sub(p, v, __ATOMIC_SEQ_CST);                                           \
-    }                                                                                                \
-    int __tsan_atomic##bits##_compare_exchange_strong(volatile type* p, type* c, type v, int, int) { \
-        return __atomic_compare_exchange_n(p, c, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);      \
-    }                                                                                                \
-    int __tsan_atomic##bits##_compare_exchange_weak(volatile type* p, type* c, type v, int, int) {   \
-        return __atomic_compare_exchange_n(p, c, v, true, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);       \
+#define FLASH_ATOMICS(bits, T)                                                                     \
+    T __tsan_atomic##bits##_load(const volatile T* p, int) { return __atomic_load_n(p, 5); }       \
+    void __tsan_atomic##bits##_store(volatile T* p, T v, int) { __atomic_store_n(p, v, 5); }       \
+    T __tsan_atomic##bits##_exchange(volatile T* p, T v, int) { return __atomic_exchange_n(p, v, 5); } \
+    T __tsan_atomic##bits##_fetch_add(volatile T* p, T v, int) { return __atomic_fetch_add(p, v, 5); } \
+    T __tsan_atomic##bits##_fetch_sub(volatile T* p, T v, int) { return __atomic_fetch_sub(p, v, 5); } \
+    int __tsan_atomic##bits##_compare_exchange_strong(volatile T* p, T* c, T v, int, int) {        \
+        return __atomic_compare_exchange_n(p, c, v, false, 5, 5);                                  \
+    }                                                                                              \
+    int __tsan_atomic##bits##_compare_exchange_weak(volatile T* p, T* c, T v, int, int) {          \
+        return __atomic_compare_exchange_n(p, c, v, true, 5, 5);                                   \
+    }                                                                                              \
+    T __tsan_atomic##bits##_compare_exchange_val(volatile T* p, T c, T v, int, int) {              \
+        __atomic_compare_exchange_n(p, &c, v, false, 5, 5);                                        \
+        return c;                                                                                  \
     }
+// clang-format on
+static_assert(__ATOMIC_SEQ_CST == 5);
 
 extern "C" {
 

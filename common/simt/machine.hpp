@@ -107,7 +107,7 @@ struct Machine {
 extern Machine machine;
 
 // The machine while kernel code runs on this OS thread, else null: then the hooks return at once.
-extern thread_local Machine* active __attribute__((tls_model("initial-exec")));
+extern constinit thread_local Machine* active __attribute__((tls_model("initial-exec")));
 
 // While it lives, the hooks are off: the runtime's own memory is no business of the kernel's checks.
 struct RuntimeScope {
@@ -138,6 +138,7 @@ void check_access(const void* address, std::size_t bytes, Access access);
 
 // Where an address lies, in words, for messages.
 std::string describe_address(std::uintptr_t address);
+std::string describe_device_address(std::uintptr_t address);
 std::string symbol_name(const void* function);
 std::string thread_name(const Thread& thread);
 std::string hex(std::uintptr_t value);
@@ -149,10 +150,9 @@ std::uint32_t advance_time();
 void note_async_row(Thread& thread, std::uint32_t offset);
 void count_async_conflicts(Warp& warp);
 
+void* reserve(
+    std::size_t bytes);  // address room that reads as zeros and takes memory when written; null on failure
 void init_memory();
-std::uintptr_t allocate(std::size_t bytes);
-void release(std::uintptr_t begin);
-void mark_written(std::uintptr_t begin, std::size_t bytes);
 std::size_t shared_memory_limit();
 
 }  // namespace flash::simt

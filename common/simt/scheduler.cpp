@@ -29,7 +29,7 @@ using boost::context::detail::transfer_t;
 
 BuiltIns built_ins;
 Machine machine;
-thread_local Machine* active __attribute__((tls_model("initial-exec"))) = nullptr;
+constinit thread_local Machine* active __attribute__((tls_model("initial-exec"))) = nullptr;
 
 namespace {
 
