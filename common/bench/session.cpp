@@ -44,7 +44,11 @@ void Session::check(const std::string& what, const std::string& failure) {
 
 void Session::record(const Case& what, const std::vector<Metric>& metrics) {
     std::string line = "measure  " + what.variant + ", " + what.op + ", " + what.dtype;
-    if (what.shape.batch > 0) line += " " + describe(what.shape, what.mask);
+    if (what.op == "softmax") {
+        line += " " + std::to_string(what.shape.len_q) + " x " + std::to_string(what.shape.len_kv);
+    } else if (what.shape.batch > 0) {
+        line += " " + describe(what.shape, what.mask);
+    }
     line += ":";
     const char* separator = " ";
     for (const auto& metric : metrics) {

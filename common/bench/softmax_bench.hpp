@@ -12,6 +12,7 @@
 #include "common/bench/inputs.hpp"
 #include "common/bench/memory.hpp"
 #include "common/bench/session.hpp"
+#include "common/testing/real_model.hpp"
 
 namespace flash::bench {
 
@@ -42,6 +43,41 @@ inline std::string softmax_failure(std::span<const float> x, std::span<const flo
            format_number(tolerance);
 }
 
+// The scaled scores of one query of the captured real input against all keys.
+inline std::vector<float> real_scores(int head, int query) {
+    const auto& model = testing::real_model();
+    std::vector<float> scores;
+    for (int key = 0; key < model.tokens; ++key) {
+        double dot = 0;
+        for (int d = 0; d < model.head_dim; ++d) {
+            dot += model.value(0, head, query, d) * model.value(1, head, key, d);
+        }
+        scores.push_back(static_cast<float>(dot / std::sqrt(model.head_dim)));
+    }
+    return scores;
+}
+
+inline void check_on_real_scores(Session& session, const std::vector<SoftmaxVariant>& variants) {
+    const auto& model = testing::real_model();
+    for (const auto& variant : variants) {
+        std::string failure;
+        for (int head = 0; head < model.heads && failure.empty(); ++head) {
+            for (int query = 0; query < model.tokens && failure.empty(); ++query) {
+                const std::vector<float> x = real_scores(head, query);
+                std::vector<float> y(x.size(), NAN);
+                variant.softmax(x.data(), y.data(), model.tokens);
+                failure = softmax_failure(x, y, softmax_tolerance(model.tokens));
+                if (!failure.empty())
+                    failure += ", head " + std::to_string(head) + ", query " + std::to_string(query);
+            }
+        }
+        session.check(variant.name + ", fp32 scores of real text, " +
+                          std::to_string(model.heads * model.tokens) + " rows of " +
+                          std::to_string(model.tokens),
+                      failure);
+    }
+}
+
 inline Shape row_shape(std::int64_t n) {
     return {1, 1, 1, 1, static_cast<int>(n), 1};
 }
@@ -56,7 +92,7 @@ inline void bench_softmax(Session& session, const std::vector<SoftmaxVariant>& v
         const auto call = [&] { variant.softmax(x.data(), y.data(), n); };
         std::fill(y.begin(), y.end(), NAN);
         const std::int64_t extra_bytes = peak_extra_host_bytes(call);
-        session.check(variant.name + " against double precision, n = " + std::to_string(n),
+        session.check(variant.name + ", fp32 random, n = " + std::to_string(n),
                       softmax_failure(x, y, softmax_tolerance(n)));
         timed.push_back({variant.name,
                          call,

@@ -44,6 +44,7 @@ int main(int argc, char** argv) {
         bench_overflow<float>(session, 3.4028235e38);
         const std::vector<bench::SoftmaxVariant> variants = {{"naive", step01::naive_softmax<float>, 3},
                                                              {"safe", step01::safe_softmax<float>, 4}};
+        bench::check_on_real_scores(session, variants);
         if (session.tour()) return bench::bench_softmax(session, variants, 1 << 20);
         for (const std::int64_t n : {1 << 12, 1 << 16, 1 << 20, 1 << 22}) {
             bench::bench_softmax(session, variants, n);

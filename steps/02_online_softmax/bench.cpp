@@ -26,6 +26,7 @@ int main(int argc, char** argv) {
     return bench::run_bench(argc, argv, step, "cpu", "", [](bench::Session& session) {
         const std::vector<bench::SoftmaxVariant> variants = {{"three passes", three_passes, 4},
                                                              {"online", step02::online_softmax, 3}};
+        bench::check_on_real_scores(session, variants);
         if (session.tour()) return bench::bench_softmax(session, variants, 1 << 20);
         for (const std::int64_t n : {1 << 12, 1 << 16, 1 << 20, 1 << 22}) {
             bench::bench_softmax(session, variants, n);

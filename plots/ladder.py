@@ -1,0 +1,224 @@
+"""Tables out of results: the ladder with one line per version of every step, and a step's own measurements."""
+
+import results
+
+IDEAS = {
+    "01": "safe softmax",
+    "02": "online softmax",
+    "03": "tiled attention",
+    "04": "naive GPU attention",
+    "05": "fused flash forward",
+    "06": "tensor cores",
+    "07": "asynchronous pipeline",
+    "08": "FlashAttention-2 forward",
+    "09": "FlashAttention-2 backward",
+}
+
+
+def digits(value, significant=3):
+    """Significant digits without an exponent, and no more decimals than they need."""
+    if value == 0:
+        return "0"
+    magnitude = len(f"{abs(value):.0f}") if abs(value) >= 1 else 0
+    text = f"{value:.{max(0, significant - magnitude)}f}"
+    if text.strip("-0.") == "":  # too small for that many decimals
+        text = f"{value:.{significant}g}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def quantity(row):
+    """A measured number with its unit, scaled for reading."""
+    value, unit = row["median"], row["unit"]
+    if unit == "bytes":
+        for prefix in ("bytes", "KiB", "MiB", "GiB", "TiB"):
+            if abs(value) < 1024 or prefix == "TiB":
+                return f"{digits(value)} {prefix}"
+            value /= 1024
+    if unit == "GFLOP/s" and value >= 1000:
+        value, unit = value / 1000, "TFLOP/s"
+    if unit == "ms" and value >= 1000:
+        value, unit = value / 1000, "s"
+    elif unit == "ms" and value < 0.1:
+        value, unit = value * 1000, "us"
+    return f"{digits(value)} {unit}".strip()
+
+
+def problem(row):
+    """The case in words: 'B1 H8/2 N1024x4096 D64 causal+3072'."""
+    if row["op"] == "softmax":
+        return f"{row['Nq']} x {row['Nk']} numbers"
+
+    def pair(a, b, between):
+        return f"{a}" if a == b else f"{a}{between}{b}"
+
+    text = f"N = {pair(row['Nq'], row['Nk'], ' x ')}, D = {row['D']}"
+    if row["Hq"] > 1 or row["Hkv"] > 1:
+        text = f"H = {pair(row['Hq'], row['Hkv'], '/')}, " + text
+    if row["B"] > 1:
+        text = f"B = {row['B']}, " + text
+    if row["mask"] == "causal":
+        text += ", causal" + (f" {int(row['diagonal']):+d}" if int(row["diagonal"]) else "")
+    return text
+
+
+def _work(case):
+    return case["B"] * case["Hq"] * case["Nq"] * case["Nk"]
+
+
+def _same_problem(case):
+    return tuple(case[name] for name in results.CASE if name != "variant")
+
+
+def headline(step_cases):
+    """The cases that stand for a step: one problem, unmasked, that most of its versions ran, the largest of them."""
+    usable = [c for c in step_cases if c[0]["op"] != "peak" and {"time", "traffic_per_launch"} & c[1].keys()]
+    for op in ("forward", "backward", "softmax"):
+        of_op = [c for c in usable if c[0]["op"] == op and c[0]["mask"] == "none"]
+        if not of_op:
+            continue
+        groups = {}
+        for case in of_op:
+            groups.setdefault(_same_problem(case[0]), []).append(case)
+
+        def rank(group):
+            first = group[0][0]
+            return len(group), first["D"] == 64, first["dtype"] == "bf16", _work(first)
+
+        return max(groups.values(), key=rank)
+    return []
+
+
+def _counted(metrics):
+    """Counted traffic beside its model."""
+    if "traffic_per_launch" not in metrics:
+        return ""
+    text = quantity(metrics["traffic_per_launch"])
+    if "model_per_launch" in metrics:
+        text += f" (formula: {quantity(metrics['model_per_launch'])})"
+    return text
+
+
+def _rate(metrics):
+    for name in ("rate", "bandwidth"):
+        if name in metrics:
+            return quantity(metrics[name])
+    return ""
+
+
+LADDER_COLUMNS = {
+    "step": lambda case, metrics: case["step"],
+    "idea": lambda case, metrics: IDEAS.get(case["step"], ""),
+    "version": lambda case, metrics: case["variant"],
+    "problem": lambda case, metrics: f"{problem(case)}, {case['dtype']}",
+    "time": lambda case, metrics: quantity(metrics["time"]) if "time" in metrics else "",
+    "rate": lambda case, metrics: _rate(metrics),
+    "of the peak": lambda case, metrics: quantity(metrics["share_of_peak"]) if "share_of_peak" in metrics else "",
+    "extra memory": lambda case, metrics: quantity(metrics["extra_memory"]) if "extra_memory" in metrics else "",
+    "memory traffic": lambda case, metrics: _counted(metrics),
+}
+
+
+def _without_empty_columns(header, lines):
+    kept = [i for i in range(len(header)) if any(line[i] for line in lines)]
+    return [header[i] for i in kept], [[line[i] for i in kept] for line in lines]
+
+
+def ladder(rows):
+    """(header, lines) of the ladder's table."""
+    all_cases = results.cases(rows)
+    lines = []
+    for step in sorted({case["step"] for case, _ in all_cases if case["step"]}):
+        chosen = headline([c for c in all_cases if c[0]["step"] == step])
+        for case, metrics in chosen:
+            lines.append([column(case, metrics) for column in LADDER_COLUMNS.values()])
+    return _without_empty_columns(list(LADDER_COLUMNS), lines)
+
+
+def _pivot(cases_, cell, rows_by=problem):
+    """Problems down, versions across."""
+    versions = list(dict.fromkeys(case["variant"] for case, _ in cases_))
+    table = {}
+    for case, metrics in cases_:
+        table.setdefault(f"{rows_by(case)}, {case['dtype']}", {})[case["variant"]] = cell(metrics)
+    return ["problem", *versions], [[name, *(line.get(v, "") for v in versions)] for name, line in table.items()]
+
+
+def _time_and_rate(metrics):
+    parts = [quantity(metrics["time"]), _rate(metrics)]
+    if "share_of_peak" in metrics:
+        parts.append(quantity(metrics["share_of_peak"]))
+    return ", ".join(part for part in parts if part)
+
+
+COUNTED = {
+    "traffic_issued": "issued",
+    "traffic_per_block": "distinct per block",
+    "model_per_block": "formula per block",
+    "traffic_per_launch": "distinct per launch",
+    "model_per_launch": "formula per launch",
+    "traffic": "elements moved",
+    "key_value_loads": "K and V loaded",
+    "output_loads": "O loaded",
+    "output_stores": "O stored",
+    "divisions": "divisions",
+    "mma": "mma",
+    "exp2": "exp2",
+    "barriers": "barriers",
+    "shared_bank_conflicts": "bank conflicts",
+}
+
+
+def _counts(cases_):
+    names = [name for name in COUNTED if any(name in metrics for _, metrics in cases_)]
+    lines = [
+        [case["variant"], f"{problem(case)}, {case['dtype']}"]
+        + [quantity(metrics[name]) if name in metrics else "" for name in names]
+        for case, metrics in cases_
+    ]
+    return ["version", "problem", *(COUNTED[name] for name in names)], lines
+
+
+def step_tables(rows, step):
+    """A step's measurements as a list of (title, header, lines)."""
+    mine = [c for c in results.cases(rows) if c[0]["step"] == step and c[0]["op"] != "peak"]
+    tables = []
+    overflow = [c for c in mine if "overflow_at" in c[1]]
+    if overflow:
+        lines = [[case["dtype"], digits(metrics["overflow_at"]["median"], 5)] for case, metrics in overflow]
+        tables.append(("Where the naive softmax overflows", ["type", "x"], lines))
+    for op in dict.fromkeys(case["op"] for case, _ in mine):
+        timed = [c for c in mine if c[0]["op"] == op and "time" in c[1]]
+        if timed:
+            tables.append((f"Time and rate ({op})", *_pivot(timed, _time_and_rate)))
+    memory = [c for c in mine if c[1].get("extra_memory", {"median": 0})["median"] > 0 and c[0]["mask"] == "none"]
+    if memory:
+        tables.append(("Extra memory", *_pivot(memory, lambda metrics: quantity(metrics["extra_memory"]))))
+    counted = [c for c in mine if {"traffic", "traffic_issued"} & c[1].keys()]
+    if counted:
+        tables.append(("Counted", *_counts(counted)))
+    return tables
+
+
+def measured_on(rows):
+    """One line that names machine, compiler, commit and date of some rows."""
+    first = rows[0]
+    devices = list(dict.fromkeys(row["device"] for row in rows))
+    return (
+        f"Measured on {first['machine']} ({', '.join(devices)}), {first['compiler']}, {first['flags']}, "
+        f"commit {first['commit']}, {first['date']}; medians."
+    )
+
+
+def markdown(header, lines):
+    def line(cells):
+        return "| " + " | ".join(cells) + " |"
+
+    return "\n".join([line(header), line(["---"] * len(header)), *(line(cells) for cells in lines)])
+
+
+def plain(header, lines):
+    """The same for a terminal: columns aligned, two blanks apart."""
+    widths = [max(len(line[i]) for line in [header, *lines]) for i in range(len(header))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in [header, *lines]
+    )

@@ -1,0 +1,347 @@
+"""Draws every picture of the lessons from results files.
+
+    plot.py --out DIR [FILE.csv ...]    without files: the committed results
+
+A picture that needs numbers which the files lack is skipped, and said to be.
+"""
+
+import argparse
+import math
+import pathlib
+import re
+import sys
+
+import matplotlib
+
+matplotlib.use("Agg")  # no display is needed, whatever MPLBACKEND says
+
+import matplotlib.pyplot as plt  # noqa: E402
+
+import results  # noqa: E402
+
+# Readable on white and on near-black (a contrast of 3 or more on both), and apart from each other for colour-blind
+# readers: from the palette of Okabe and Ito, with marker and dash as a second sign.
+INK = "#767e89"
+STYLES = [
+    {"color": "#d55e00", "marker": "o", "linestyle": "-"},
+    {"color": "#0d7fc2", "marker": "s", "linestyle": "--"},
+    {"color": "#009e73", "marker": "^", "linestyle": "-."},
+    {"color": "#b8699b", "marker": "D", "linestyle": ":"},
+]
+VERSIONS = {"full": STYLES[0], "tiled": STYLES[1], "simd": STYLES[2]}
+
+# The largest finite number of each type.
+LARGEST = {"fp16": 65504.0, "bf16": (2 - 2**-7) * 2.0**127, "fp32": (2 - 2**-23) * 2.0**127}
+
+
+class Skip(Exception):
+    """The data for a picture is not there; the text says what is missing."""
+
+
+def style():
+    plt.rcdefaults()
+    plt.rcParams.update(
+        {
+            "figure.figsize": (7.2, 4.2),
+            "figure.constrained_layout.use": True,
+            "savefig.transparent": True,
+            "svg.hashsalt": "flash-steps",
+            "svg.fonttype": "none",
+            "font.family": "sans-serif",
+            "font.sans-serif": ["DejaVu Sans"],
+            "font.size": 11,
+            "axes.formatter.use_locale": False,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.grid": True,
+            "grid.alpha": 0.3,
+            "grid.color": INK,
+            "legend.frameon": False,
+            "lines.linewidth": 2,
+            **{key: INK for key in ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")},
+        }
+    )
+
+
+def needed(found, what):
+    if not found:
+        raise Skip(f"no results for {what}")
+    return found
+
+
+def axis_of_lengths(ax, lengths, label="N (queries and keys)"):
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(lengths, [str(n) for n in lengths], rotation=30 if len(lengths) > 8 else 0)
+    ax.minorticks_off()
+    ax.set_xlabel(label)
+
+
+def square_cpu_rows(rows, metric, version, **more):
+    wanted = {"step": "03", "op": "forward", "variant": version, "mask": "none", "Hq": 1, "B": 1, **more}
+    return [row for row in results.series(rows, metric, **wanted) if results.is_square(row)]
+
+
+def time_vs_n(rows):
+    fig, ax = plt.subplots()
+    lengths = set()
+    for version, look in VERSIONS.items():
+        found = needed(square_cpu_rows(rows, "time", version, D=64), f"step 03, {version}, D = 64")
+        n = [row["Nk"] for row in found]
+        lengths.update(n)
+        ax.plot(n, [row["median"] for row in found], label=version, **look)
+        low, high = ([row[p] for row in found] for p in ("p10", "p90"))
+        ax.fill_between(n, low, high, color=look["color"], alpha=0.25, linewidth=0)
+    ax.set_yscale("log")
+    ax.set_ylabel("ms a head, one thread")
+    axis_of_lengths(ax, sorted(lengths))
+    ax.legend()
+    return fig
+
+
+def memory_vs_n(rows):
+    fig, ax = plt.subplots()
+    lengths = set()
+    for version, look in VERSIONS.items():
+        found = needed(square_cpu_rows(rows, "extra_memory", version, D=64), f"step 03, {version}, D = 64")
+        lengths.update(row["Nk"] for row in found)
+        ax.plot([row["Nk"] for row in found], [row["median"] for row in found], label=f"{version}, measured", **look)
+    longest = results.series(rows, "extra_memory_computed", step="03", variant="full")
+    if longest:
+        last, n = longest[-1], sorted(lengths)[-1]
+        reach = [n * 2**i for i in range(int(math.log2(last["Nk"] / n)) + 1)]
+        look = {**VERSIONS["full"], "linestyle": (0, (1, 2)), "marker": "none"}
+        ax.plot(reach, [4.0 * m * m for m in reach], label="full, 4 N² bytes by formula", **look)
+        lengths.update(reach)
+        one_tile = results.series(rows, "extra_memory", step="03", variant="tiled", Nk=last["Nk"])
+        for row in one_tile:
+            look = {**VERSIONS["tiled"], "linestyle": "none", "fillstyle": "none", "markersize": 9}
+            ax.plot(row["Nk"], row["median"], label=f"tiled, one tile of {row['Nq']} queries, measured", **look)
+    n = sorted(lengths)
+    ax.plot(n, [4 * m for m in n], color=INK, linestyle=":", label="L itself, 4 N bytes")
+    ax.set_yscale("log", base=2)
+    ticks = [(2.0**10, "1 KiB"), (2.0**15, "32 KiB"), (2.0**20, "1 MiB"), (2.0**25, "32 MiB"), (2.0**30, "1 GiB")]
+    ticks.append((2.0**34, "16 GiB"))
+    ax.set_yticks([t for t, _ in ticks], [name for _, name in ticks])
+    ax.set_ylabel("extra memory of one head")
+    axis_of_lengths(ax, n)
+    ax.legend(fontsize=9)
+    return fig
+
+
+def share_of_peak(rows):
+    fig, ax = plt.subplots()
+    lengths, looks = set(), iter(STYLES)
+    for head_dim in (64, 128):
+        for mask in ("none", "causal"):
+            found = [
+                row
+                for row in results.series(
+                    rows, "share_of_peak", step="03", variant="simd", D=head_dim, mask=mask, Hq=1, B=1
+                )
+                if results.is_square(row)
+            ]
+            if len(found) < 2:
+                continue
+            lengths.update(row["Nk"] for row in found)
+            name = f"simd, D = {head_dim}" + (", causal" if mask == "causal" else "")
+            ax.plot([row["Nk"] for row in found], [row["median"] for row in found], label=name, **next(looks))
+    needed(lengths, "step 03, simd, as a share of the peak")
+    for version in ("full", "tiled"):
+        found = square_cpu_rows(rows, "share_of_peak", version, D=64)
+        if found:
+            ax.plot([row["Nk"] for row in found], [row["median"] for row in found], color=INK, linewidth=1)
+            ax.annotate(version, (found[-1]["Nk"], found[-1]["median"]), xytext=(4, 0), textcoords="offset points")
+            break  # both lie near 1 %; one line is enough to see it
+    ax.set_ylim(0, 100)
+    ax.set_ylabel("% of the multiply-add peak")
+    axis_of_lengths(ax, sorted(lengths))
+    ax.legend(loc="center right", fontsize=9)
+    return fig
+
+
+def io_model(rows):
+    counted = [
+        row for row in results.series(rows, "traffic_per_launch", op="forward", mask="none") if row["D"] == 64
+    ]
+    needed(counted, "counted traffic (the emulator's)")
+    dtype = "bf16" if any(row["dtype"] == "bf16" for row in counted) else counted[0]["dtype"]
+    fig, ax = plt.subplots()
+    lengths = set()
+    for look, step in zip(STYLES * 3, sorted({row["step"] for row in counted})):
+        name = f"step {step}"
+        wanted = {"step": step, "op": "forward", "mask": "none", "dtype": dtype, "D": 64}
+        for metric, words, change in (
+            ("model_per_launch", "formula", {"marker": "none"}),
+            ("traffic_per_launch", "counted", {"linestyle": "none"}),
+            ("traffic_issued", "issued by the threads", {"linestyle": "none", "fillstyle": "none"}),
+        ):
+            found = results.series(rows, metric, **wanted)
+            if found:
+                n = [row["Nk"] for row in found]
+                lengths.update(n)
+                ax.plot(n, [row["median"] for row in found], label=f"{name}, {words}", **{**look, **change})
+    ax.set_yscale("log")
+    ax.set_ylabel(f"bytes a head ({dtype}, D = 64)")
+    axis_of_lengths(ax, sorted(lengths))
+    ax.legend(fontsize=9)
+    return fig
+
+
+def loop_orders(rows):
+    parts = {"key_value_loads": "K and V loaded", "output_loads": "O loaded", "output_stores": "O stored"}
+    orders = ("FA1 order", "FA2 order")
+    found = {order: results.series(rows, "traffic", step="03", variant=order) for order in orders}
+    needed(all(found.values()), "the loop orders of step 03")
+    n = min(found[order][-1]["Nk"] for order in orders)
+    fig, ax = plt.subplots(figsize=(7.2, 2.6))
+    for y, order in enumerate(orders):
+        values = {m: results.series(rows, m, step="03", variant=order, Nk=n)[-1]["median"] for m in parts}
+        whole = results.series(rows, "traffic", step="03", variant=order, Nk=n)[-1]["median"]
+        values["rest"] = whole - sum(values.values())
+        left = 0
+        for (part, value), look in zip(values.items(), STYLES):
+            label = parts.get(part, "Q and the row states") if y == 0 else None
+            ax.barh(y, value / 1e3, left=left / 1e3, color=look["color"], label=label, height=0.6)
+            left += value
+    ax.set_yticks(range(len(orders)), orders)
+    ax.invert_yaxis()
+    ax.grid(axis="y", visible=False)
+    ax.set_xlabel(f"thousand elements moved, one head, N = {n}, D = 64, tiles of 64 x 64")
+    ax.legend(fontsize=9, ncol=4, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    return fig
+
+
+def softmax_overflow(rows):
+    measured = {row["dtype"]: row["median"] for row in results.series(rows, "overflow_at", step="01")}
+    fig, ax = plt.subplots()
+    ax.plot([0, 96], [0, 96 * math.log10(math.e)], color=INK, label="exp(x)")
+    for look, (dtype, largest) in zip(STYLES, LARGEST.items()):
+        height = math.log10(largest)
+        ax.axhline(height, color=look["color"], linestyle=look["linestyle"], linewidth=1.2)
+        if dtype in measured:
+            x = measured[dtype]
+            label = f"naive softmax in {dtype} fails from x = {x:.2f} on (measured)"
+            marker = {"color": look["color"], "marker": look["marker"], "markersize": 9, "linestyle": "none"}
+            ax.plot(x, x * math.log10(math.e), label=label, **marker)
+    words = {
+        "fp16": (16, 1.3, "fp16 ends at 65504 = exp({:.2f})"),
+        "bf16": (16, -1.3, "bf16 ends at 3.39e38 = exp({:.2f}), fp32 at 3.40e38"),
+    }
+    for dtype, (x, shift, text) in words.items():
+        height = math.log10(LARGEST[dtype])
+        ax.text(x, height + shift, text.format(math.log(LARGEST[dtype])), va="center", fontsize=9)
+    ax.set_xlabel("x")
+    ax.set_ylabel("exp(x)")
+    powers = range(0, 41, 10)
+    ax.set_yticks(powers, [f"1e{power}" for power in powers])
+    ax.set_xlim(0, 96)
+    ax.set_ylim(0, 42)
+    ax.legend(loc="center left", fontsize=9, bbox_to_anchor=(0.0, 0.62))
+    return fig
+
+
+def online_softmax(_rows):
+    keys = [2.0, 1.0, 5.0, 3.0]
+    states, row_max, row_sum = [], -math.inf, 0.0
+    for key in keys:
+        new_max = max(row_max, key)
+        row_sum = row_sum * math.exp(row_max - new_max) + math.exp(key - new_max)
+        row_max = new_max
+        states.append((row_max, row_sum))
+    ratios = {"height_ratios": (3, 2)}
+    fig, (top, bottom) = plt.subplots(2, 1, sharex=True, figsize=(7.2, 4.6), gridspec_kw=ratios)
+    places = range(1, len(keys) + 1)
+    top.bar(places, keys, color=INK, alpha=0.35, width=0.5, label="the key that arrives")
+    top.step(places, [m for m, _ in states], where="mid", **STYLES[0], label="m, the running maximum")
+    top.set_ylabel("score")
+    top.set_ylim(0, 6.4)
+    top.legend(loc="upper left", fontsize=9)
+    bottom.plot(places, [total for _, total in states], **STYLES[1], label="l, the running sum of exp(x - m)")
+    for place, (_, total) in zip(places, states):
+        bottom.annotate(f"{total:.4f}", (place, total), xytext=(0, 8), textcoords="offset points", ha="center")
+    bottom.annotate(
+        "a new maximum: the old sum\nis multiplied by exp(2 - 5)", (3, states[2][1]), xytext=(3.25, 1.62), fontsize=9
+    )
+    bottom.set_ylim(0.8, 2)
+    bottom.set_ylabel("l")
+    bottom.legend(loc="upper left", fontsize=9)
+    bottom.set_xticks(list(places), [f"key {i}\n{key:g}" for i, key in zip(places, keys)])
+    return fig
+
+
+def real_attention(_rows):
+    import numpy as np
+
+    fixture = results.ROOT / "tests" / "fixtures" / "minilm_qkv.npy"
+    if not fixture.exists():
+        raise Skip(f"{fixture} is missing")
+    head, shown = 11, 32
+    q, k, _v = np.load(fixture).astype(np.float64)
+    scores = q[head] @ k[head].T / math.sqrt(q.shape[-1])
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    weights /= weights.sum(axis=1, keepdims=True)
+    tokens = (fixture.parent / "minilm_tokens.txt").read_text(encoding="utf-8").splitlines()[:shown]
+    fig, ax = plt.subplots(figsize=(7.2, 6.6))
+    image = ax.imshow(weights[:shown, :shown], cmap="viridis", vmin=0, vmax=1, interpolation="nearest")
+    ax.set_xticks(range(shown), tokens, rotation=90, fontsize=8)
+    ax.set_yticks(range(shown), tokens, fontsize=8)
+    ax.grid(visible=False)
+    ax.set_xlabel("key")
+    ax.set_ylabel("query")
+    fig.colorbar(image, ax=ax, shrink=0.8, label="attention weight")
+    return fig
+
+
+PICTURES = {
+    picture.__name__: picture
+    for picture in (
+        softmax_overflow,
+        online_softmax,
+        real_attention,
+        time_vs_n,
+        memory_vs_n,
+        share_of_peak,
+        loop_orders,
+        io_model,
+    )
+}
+
+
+def machine_with(rows, step):
+    """Rows of one machine: the first that ran the step. A picture shows one machine."""
+    machines = list(dict.fromkeys(row["machine"] for row in rows if row["step"] == step))
+    return [row for row in rows if not machines or row["machine"] == machines[0]]
+
+
+def save(fig, path):
+    fig.savefig(path, metadata={"Date": None, "Creator": "flash-steps"})
+    plt.close(fig)
+    # Blanks at line ends would be the only ones in the repository.
+    path.write_text(re.sub(r"[ \t]+$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE), encoding="utf-8")
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=pathlib.Path, required=True, help="directory for the pictures")
+    parser.add_argument("files", nargs="*", type=pathlib.Path, help="results files")
+    options = parser.parse_args(arguments)
+    rows = [row for path in options.files or results.committed() for row in results.read(path)]
+    options.out.mkdir(parents=True, exist_ok=True)
+    for name, picture in PICTURES.items():
+        style()
+        path = options.out / f"{name}.svg"
+        try:
+            fig = picture(machine_with(rows, "04" if name == "io_model" else "03"))
+        except Skip as why:
+            print(f"{name}.svg skipped: {why}")
+            continue
+        save(fig, path)
+        print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except results.ResultsError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,94 @@
+"""Drawing: without a display, under any locale, the same bytes every time, readable errors."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+import xml.etree.ElementTree
+
+import sample
+
+import plot
+
+PLOT = sample.PLOTS / "plot.py"
+
+
+def relative_luminance(colour):
+    """WCAG 2: of '#rrggbb'."""
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(a, b):
+    low, high = sorted((relative_luminance(a), relative_luminance(b)))
+    return (high + 0.05) / (low + 0.05)
+
+
+class Pictures(unittest.TestCase):
+    def setUp(self):
+        self.directory = tempfile.TemporaryDirectory()
+        self.addCleanup(self.directory.cleanup)
+        self.place = pathlib.Path(self.directory.name)
+        self.csv = self.place / "x.csv"
+        self.csv.write_text(sample.text())
+
+    def draw(self, out, **environment):
+        variables = {name: value for name, value in os.environ.items() if name != "DISPLAY"}
+        command = [sys.executable, PLOT, "--out", self.place / out, self.csv]
+        return subprocess.run(command, capture_output=True, text=True, env={**variables, **environment})
+
+    def drawn(self, out, **environment):
+        done = self.draw(out, **environment)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertNotIn("skipped", done.stdout)
+        return {path.name: path.read_bytes() for path in (self.place / out).glob("*.svg")}
+
+    def test_E10_all_pictures_are_drawn_without_a_display_whatever_the_backend(self):
+        pictures = self.drawn("a", MPLBACKEND="TkAgg")
+        self.assertEqual(set(pictures), {f"{name}.svg" for name in plot.PICTURES})
+        for name, contents in pictures.items():
+            with self.subTest(name):
+                self.assertTrue(xml.etree.ElementTree.fromstring(contents).tag.endswith("svg"))
+
+    def test_E11_a_comma_locale_changes_nothing_and_neither_does_a_second_run(self):
+        first = self.drawn("a", LC_ALL="C")
+        self.assertEqual(first, self.drawn("b", LC_ALL="de_DE.UTF-8"))
+
+    def test_E11_a_broken_results_file_is_one_readable_line(self):
+        for name, (contents, words) in sample.BROKEN.items():
+            with self.subTest(name):
+                self.csv.write_text(contents)
+                done = self.draw("a", LC_ALL="de_DE.UTF-8")
+                self.assertEqual(done.returncode, 1)
+                self.assertIn(words, done.stderr)
+                self.assertNotIn("Traceback", done.stderr)
+                self.assertEqual(len(done.stderr.splitlines()), 1)
+
+    def test_a_picture_without_its_numbers_is_skipped_with_the_reason(self):
+        lines = [line for line in sample.text().splitlines() if ",traffic_per_launch," not in line]
+        self.csv.write_text("\n".join(lines) + "\n")
+        done = self.draw("a")
+        self.assertEqual(done.returncode, 0)
+        self.assertIn("io_model.svg skipped: no results for counted traffic", done.stdout)
+        self.assertFalse((self.place / "a" / "io_model.svg").exists())
+
+    def test_no_date_is_written_into_a_picture(self):
+        for name, contents in self.drawn("a").items():
+            self.assertNotIn(b"dc:date", contents, name)
+
+    def test_every_colour_is_readable_on_white_and_on_near_black(self):
+        for colour in [plot.INK, *(look["color"] for look in plot.STYLES)]:
+            for background in ("#ffffff", "#0d1117"):
+                with self.subTest(colour=colour, background=background):
+                    self.assertGreaterEqual(contrast(colour, background), 3)
+
+    def test_lines_differ_in_more_than_colour(self):
+        self.assertEqual(len({look["marker"] for look in plot.STYLES}), len(plot.STYLES))
+        self.assertEqual(len({look["linestyle"] for look in plot.STYLES}), len(plot.STYLES))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,216 @@
+"""Reading results, tables, the generated blocks and the tour: everything that needs no matplotlib."""
+
+import io
+import os
+import pathlib
+import pty
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import sample
+
+import ladder
+import readme
+import results
+
+TOUR = sample.PLOTS / "tour.py"
+
+
+class Reading(unittest.TestCase):
+    def setUp(self):
+        self.directory = tempfile.TemporaryDirectory()
+        self.addCleanup(self.directory.cleanup)
+        self.path = pathlib.Path(self.directory.name) / "x.csv"
+
+    def test_E11_a_broken_results_file_is_a_readable_error(self):
+        for name, (contents, words) in sample.BROKEN.items():
+            with self.subTest(name):
+                self.path.write_text(contents)
+                with self.assertRaises(results.ResultsError) as raised:
+                    results.read(self.path)
+                self.assertIn(str(self.path), str(raised.exception))
+                self.assertIn(words, str(raised.exception))
+
+    def test_a_missing_file_and_a_binary_one_are_readable_errors(self):
+        with self.assertRaisesRegex(results.ResultsError, "cannot be read"):
+            results.read(self.path)
+        self.path.write_bytes(b"\xff\xfe\x00")
+        with self.assertRaisesRegex(results.ResultsError, "not a text file"):
+            results.read(self.path)
+
+    def test_numbers_and_sizes_are_converted(self):
+        self.path.write_text(sample.text())
+        rows = results.read(self.path)
+        self.assertEqual(len(rows), len(list(sample.rows())))
+        self.assertEqual((rows[0]["median"], rows[0]["Nk"], rows[0]["step"]), (11.0898, 2, "01"))
+
+    def test_the_columns_are_those_the_bench_programs_write(self):
+        header = (sample.ROOT / "common" / "bench" / "results.hpp").read_text()
+        joined = header.replace('"\n    "', "")
+        self.assertIn(f'"{",".join(results.COLUMNS)}"', joined)
+
+
+class Tables(unittest.TestCase):
+    def setUp(self):
+        with tempfile.TemporaryDirectory() as directory:
+            path = pathlib.Path(directory) / "x.csv"
+            path.write_text(sample.text())
+            self.rows = results.read(path)
+
+    def test_the_ladder_shows_every_version_on_one_unmasked_problem_the_largest(self):
+        header, lines = ladder.ladder(self.rows)
+        self.assertEqual([line[header.index("step")] for line in lines], ["01", "01", "03", "03", "03", "04"])
+        self.assertEqual({line[header.index("problem")] for line in lines[2:5]}, {"N = 1024, D = 64, fp32"})
+        self.assertEqual([line[header.index("rate")] for line in lines[2:5]], ["2 GFLOP/s", "2.5 GFLOP/s", "150 GFLOP/s"])
+        self.assertIn("formula", lines[-1][header.index("memory traffic")])
+
+    def test_a_step_has_its_overflow_times_memory_and_counts(self):
+        self.assertEqual([t[0] for t in ladder.step_tables(self.rows, "01")], ["Where the naive softmax overflows", "Time and rate (softmax)"])
+        self.assertEqual([t[0] for t in ladder.step_tables(self.rows, "03")], ["Time and rate (forward)", "Extra memory", "Counted"])
+        self.assertEqual(ladder.step_tables(self.rows, "07"), [])
+
+    def test_quantities_are_short_and_exact(self):
+        def quantity(value, unit):
+            return ladder.quantity({"median": value, "unit": unit})
+
+        self.assertEqual(quantity(33280, "bytes"), "32.5 KiB")
+        self.assertEqual(quantity(2.0**34, "bytes"), "16 GiB")
+        self.assertEqual(quantity(0, "bytes"), "0 bytes")
+        self.assertEqual(quantity(1048576, "elements"), "1048576 elements")
+        self.assertEqual(quantity(0.0123, "ms"), "12.3 us")
+        self.assertEqual(quantity(2500, "ms"), "2.5 s")
+        self.assertEqual(quantity(435200, "GFLOP/s"), "435 TFLOP/s")
+        self.assertEqual(quantity(0.00012, "%"), "0.00012 %")
+
+
+class GeneratedBlocks(unittest.TestCase):
+    def test_a_block_is_filled_and_stays_the_same_when_filled_again(self):
+        text = "before\n<!-- generated:ladder -->\nold\n<!-- /generated -->\nafter\n"
+        once = readme.filled(text, sample.ROOT / "README.md", [])
+        self.assertEqual(once, text.replace("old\n", readme.NOTHING))
+        self.assertEqual(readme.filled(once, sample.ROOT / "README.md", []), once)
+
+    def test_an_unknown_block_is_an_error(self):
+        with self.assertRaisesRegex(results.ResultsError, "generated block 'lader'"):
+            readme.filled("<!-- generated:lader -->\n<!-- /generated -->", sample.ROOT / "README.md", [])
+
+    def test_the_committed_blocks_are_what_the_committed_results_say(self):
+        done = subprocess.run([sys.executable, sample.PLOTS / "readme.py", "--check"], capture_output=True, text=True)
+        self.assertEqual((done.returncode, done.stdout), (0, ""), done.stderr)
+
+
+BENCH = """#!/bin/sh
+if [ "$1" = --describe ]; then echo "what it shows"; exit 0; fi
+csv=$2
+{body}
+"""
+
+
+class Tour(unittest.TestCase):
+    """The tour over programs that stand in for the steps' benches."""
+
+    def setUp(self):
+        self.directory = tempfile.TemporaryDirectory()
+        self.addCleanup(self.directory.cleanup)
+        self.build = pathlib.Path(self.directory.name)
+        self.csv = self.build / "out.csv"
+        (self.build / "sample.csv").write_text(sample.text())
+
+    def bench(self, number, body):
+        path = self.build / f"step{number}_bench"
+        path.write_text(BENCH.format(body=body.replace("SAMPLE", str(self.build / "sample.csv"))))
+        path.chmod(0o755)
+
+    def command(self):
+        return [sys.executable, TOUR, "--build", self.build, "--out", self.csv, "--no-pictures"]
+
+    def run_tour(self, **environment):
+        return subprocess.run(
+            self.command(), capture_output=True, text=True, stdin=subprocess.DEVNULL, env={**os.environ, **environment}
+        )
+
+    GOOD = "echo 'check    a case'\ncat SAMPLE > $csv\necho 'measure  tiled: time 1 ms'"
+
+    def test_it_ends_with_the_table_and_the_results_file(self):
+        self.bench("01", self.GOOD)
+        done = self.run_tour()
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn("[1/1] step 01: what it shows", done.stdout)
+        self.assertIn("N = 1024, D = 64, fp32", done.stdout)
+        self.assertIn("out.csv", done.stdout)
+        self.assertEqual(self.csv.read_text(), sample.text())
+
+    def test_a_failing_check_ends_it_and_names_step_and_case(self):
+        self.bench("01", self.GOOD)
+        self.bench("02", "echo 'check    one'\necho 'FAILED   step 02, N = 7 causal: off by 1' >&2\nexit 1")
+        self.bench("03", self.GOOD)
+        done = self.run_tour()
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("FAILED   step 02, N = 7 causal: off by 1", done.stdout)
+        self.assertNotIn("step 03", done.stdout)
+        self.assertFalse(self.csv.exists())
+
+    def test_a_crash_ends_it_and_names_the_step(self):
+        self.bench("02", "kill -SEGV $$")
+        done = self.run_tour()
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("FAILED   step 02: its bench ended with status -11", done.stdout)
+
+    def test_a_measuring_error_is_shown_again_at_the_end(self):
+        self.bench("01", self.GOOD + "\necho 'MEASURING ERROR  step 01, tiled: above the peak; not recorded'")
+        done = self.run_tour()
+        self.assertEqual(done.returncode, 0)
+        self.assertEqual(done.stdout.count("above the peak"), 2)
+
+    def test_a_step_without_its_device_is_passed_over_with_the_reason(self):
+        self.bench("01", self.GOOD)
+        self.bench("04", "echo 'SKIP: no GPU here'\nexit 77")
+        done = self.run_tour()
+        self.assertEqual(done.returncode, 0)
+        self.assertIn("SKIP: no GPU here", done.stdout)
+
+    def test_without_bench_programs_it_says_what_to_do(self):
+        done = self.run_tour()
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("cmake --workflow --preset tour", done.stderr)
+
+    def test_without_a_terminal_every_line_is_plain(self):
+        self.bench("01", self.GOOD)
+        done = self.run_tour()
+        self.assertNotIn("\r", done.stdout)
+        self.assertNotIn("\033", done.stdout)
+        self.assertIn("check    a case", done.stdout)
+
+    def on_a_terminal(self, **environment):
+        self.bench("01", self.GOOD)
+        main_end, program_end = pty.openpty()
+        process = subprocess.Popen(
+            self.command(), stdout=program_end, stdin=subprocess.DEVNULL, env={**os.environ, "TERM": "xterm", **environment}
+        )
+        os.close(program_end)
+        output = io.BytesIO()
+        while True:
+            try:
+                block = os.read(main_end, 4096)
+            except OSError:  # the other end is closed
+                break
+            if not block:
+                break
+            output.write(block)
+        os.close(main_end)
+        self.assertEqual(process.wait(), 0)
+        return output.getvalue().decode()
+
+    def test_on_a_terminal_progress_overwrites_itself_in_colour(self):
+        shown = self.on_a_terminal(NO_COLOR="")
+        self.assertIn("\r\033[K  check    a case", shown)
+        self.assertIn("\033[1m", shown)
+
+    def test_NO_COLOR_is_respected(self):
+        self.assertNotRegex(self.on_a_terminal(NO_COLOR="1"), r"\033\[[0-9;]*m")
+
+
+if __name__ == "__main__":
+    unittest.main()
