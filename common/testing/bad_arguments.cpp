@@ -19,11 +19,11 @@ template <class P> P shifted(P pointer, std::intptr_t bytes) {
     return reinterpret_cast<P>(reinterpret_cast<std::intptr_t>(pointer) + bytes);
 }
 
-template <class T> std::vector<BadArgument<T>> bad_arguments(const Capabilities& can) {
+template <class T> std::vector<BadArgument<T>> changes(const Capabilities& can) {
     using Args = ForwardArgs<T>;
     constexpr float kInf = std::numeric_limits<float>::infinity();
     constexpr int kMaxInt = std::numeric_limits<int>::max();
-    std::vector<BadArgument<T>> bad = {
+    return {
         {"a negative batch", "shape.batch is -1", [](Args& a) { a.shape.batch = -1; }},
         {"negative query heads", "shape.heads_q is -4", [](Args& a) { a.shape.heads_q = -4; }},
         {"negative key heads", "shape.heads_kv is -2", [](Args& a) { a.shape.heads_kv = -2; }},
@@ -34,7 +34,7 @@ template <class T> std::vector<BadArgument<T>> bad_arguments(const Capabilities&
          [](Args& a) { a.shape.heads_kv = 3; }},
         {"no key heads for some query heads", "shape.heads_kv is 0", [](Args& a) { a.shape.heads_kv = 0; }},
         {"a head dimension that is too large", "shape.head_dim is",
-         [&can](Args& a) { a.shape.head_dim = can.max_head_dim + can.head_dim_multiple; }},
+         [can](Args& a) { a.shape.head_dim = can.max_head_dim + can.head_dim_multiple; }},
         {"a head dimension of the wrong multiple", "shape.head_dim is", [](Args& a) { --a.shape.head_dim; },
          can.head_dim_multiple > 1},
         {"A10: scale 0", "scale is 0", [](Args& a) { a.scale = 0; }},
@@ -71,7 +71,6 @@ template <class T> std::vector<BadArgument<T>> bad_arguments(const Capabilities&
              a.o.stride_batch = std::numeric_limits<std::int64_t>::max() / 8 * 8;
          }},
     };
-    return bad;
 }
 
 template <class T> bool all_canary(const ForwardCall<T>& call) {
@@ -102,24 +101,22 @@ std::string answer_to(const BadArgument<T>& bad, ForwardCall<T>& call, const Exe
 
 }  // namespace
 
-template <class T> Report check_bad_arguments(const Capabilities& can, const Execute<T>& execute) {
-    Report report;
+template <class T> std::vector<NamedCheck> bad_arguments(const Capabilities& can, const Execute<T>& execute) {
     const int head_dim = can.head_dim_multiple > 1 ? can.head_dim_multiple : 8;
-    const ForwardCase good{"", {2, 4, 2, 5, 6, head_dim}, Mask::none(), Storage::kBnhd};
-    for (const auto& bad : bad_arguments<T>(can)) {
-        if (!bad.applies) continue;
-        auto call = make_call<T>(good, can.aligned);
-        ++report.cases;
-        report.compared += static_cast<std::int64_t>(call.o.memory.size() + call.lse.size());
-        const std::string failure = answer_to(bad, call, execute);
-        if (!failure.empty())
-            report.failures.push_back(bad.what + " | " + dtype_name<T>() + "\n    " + failure);
+    const ForwardCase good{"", {2, 4, 2, 5, 6, head_dim}};
+    std::vector<NamedCheck> checks;
+    for (const auto& change : changes<T>(can)) {
+        if (!change.applies) continue;
+        checks.push_back({change.what + " is refused", [=] {
+                              auto call = make_call<T>(good, can.aligned);
+                              return answer_to(change, call, execute);
+                          }});
     }
-    return report;
+    return checks;
 }
 
-template Report check_bad_arguments<float>(const Capabilities&, const Execute<float>&);
-template Report check_bad_arguments<fp16>(const Capabilities&, const Execute<fp16>&);
-template Report check_bad_arguments<bf16>(const Capabilities&, const Execute<bf16>&);
+template std::vector<NamedCheck> bad_arguments(const Capabilities&, const Execute<float>&);
+template std::vector<NamedCheck> bad_arguments(const Capabilities&, const Execute<fp16>&);
+template std::vector<NamedCheck> bad_arguments(const Capabilities&, const Execute<bf16>&);
 
 }  // namespace flash::testing

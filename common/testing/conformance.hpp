@@ -42,20 +42,24 @@ template <class T> Report check_forward_conformance(const Capabilities&, const E
 template <class T>
 Report check_forward_fuzz(const Capabilities&, const Execute<T>&, std::uint64_t seed, int cases);
 
-// Calls that break the contract or the step's limits: each must be refused by a sentence that names the
-// argument, with nothing written.
-template <class T> Report check_bad_arguments(const Capabilities&, const Execute<T>&);
-
-// Faults that others have met in kernels like these (docs/faults.md), each by its id.
-template <class T> struct PublicFault {
+// One thing to check, named by a sentence.
+struct NamedCheck {
     std::string title;                   // "A5: a query that sees no key has L = -inf and O = 0"
     std::function<std::string()> check;  // what is wrong; empty when the step does right
 };
-template <class T> std::vector<PublicFault<T>> public_faults(const Capabilities&, const Execute<T>&);
-template <class T> Report check_public_faults(const Capabilities&, const Execute<T>&);
 
-// One doctest subcase per fault.
-template <class T> void expect_no_public_fault(const std::vector<PublicFault<T>>& faults);
+// Calls that break the contract or the step's limits: each must be refused by a sentence that names the
+// argument, with nothing written.
+template <class T> std::vector<NamedCheck> bad_arguments(const Capabilities&, const Execute<T>&);
+
+// Faults that others have met in kernels like these, each by its id.
+template <class T> std::vector<NamedCheck> public_faults(const Capabilities&, const Execute<T>&);
+
+// What the check finds wrong, or what it threw.
+std::string outcome_of(const NamedCheck& check);
+
+// One doctest subcase per check.
+void expect_all(const std::vector<NamedCheck>& checks, const std::string& title);
 
 // Prints a summary line; fails the current doctest test case for every failure and when no case ran.
 void expect_clean(const Report& report, const std::string& title);
@@ -115,8 +119,8 @@ void run_forward_fuzz(const Capabilities& capabilities, void (*forward)(const Fo
 
 template <class T, template <class> class Buffer>
 void run_bad_arguments(const Capabilities& capabilities, void (*forward)(const ForwardArgs<T>&)) {
-    expect_clean(check_bad_arguments<T>(capabilities, execute_on<T, Buffer>(forward)),
-                 std::string(capabilities.step) + " " + dtype_name<T>() + " bad arguments");
+    expect_all(bad_arguments<T>(capabilities, execute_on<T, Buffer>(forward)),
+               std::string(capabilities.step) + " " + dtype_name<T>());
 }
 
 template <class T, template <class> class Buffer>
@@ -124,7 +128,7 @@ void run_public_faults(const Capabilities& capabilities, void (*forward)(const F
     auto faults = public_faults<T>(capabilities, execute_on<T, Buffer>(forward));
     faults.push_back({"B6: offsets beyond 2^31 elements reach the right rows",
                       [&] { return check_wide_offsets<T, Buffer>(capabilities, forward); }});
-    expect_no_public_fault(faults);
+    expect_all(faults, std::string(capabilities.step) + " " + dtype_name<T>());
 }
 
 }  // namespace flash::testing

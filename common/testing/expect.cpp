@@ -1,6 +1,7 @@
 #include <doctest/doctest.h>
 
 #include <cstdio>
+#include <exception>
 
 #include "common/testing/conformance.hpp"
 
@@ -14,6 +15,24 @@ void expect_clean(const Report& report, const std::string& title) {
     CHECK_MESSAGE(report.cases > 0, title << ": no case ran");
     CHECK_MESSAGE(report.compared > 0, title << ": nothing was compared");
     for (const std::string& failure : report.failures) FAIL_CHECK(title << ": " << failure);
+}
+
+std::string outcome_of(const NamedCheck& check) {
+    try {
+        return check.check();
+    } catch (const std::exception& error) {
+        return std::string("threw: ") + error.what();
+    }
+}
+
+void expect_all(const std::vector<NamedCheck>& checks, const std::string& title) {
+    CHECK_MESSAGE(!checks.empty(), title << ": nothing to check");
+    for (const NamedCheck& check : checks) {
+        SUBCASE(check.title.c_str()) {
+            const std::string failure = outcome_of(check);
+            CHECK_MESSAGE(failure.empty(), title << ": " << failure);
+        }
+    }
 }
 
 }  // namespace flash::testing

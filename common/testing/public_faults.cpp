@@ -1,7 +1,5 @@
 // Inputs on which kernels and frameworks of others went wrong. Each case is judged against the reference like
 // every other and, where a closed form exists, against that number too.
-#include <doctest/doctest.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -28,7 +26,7 @@ std::string differs(const char* what, double got, double want, double tolerance)
 template <class T> class Faults {
   public:
     Faults(const Capabilities& can, const Execute<T>& execute) : can_(can), execute_(execute) {}
-    std::vector<PublicFault<T>> all() const;
+    std::vector<NamedCheck> all() const;
 
   private:
     using Call = ForwardCall<T>;
@@ -258,7 +256,7 @@ template <class T> std::string Faults<T>::group_of_heads() const {
     return first_of({wrong, run_case({2, 6, 2, 17, 33, 16}, Mask::causal_top_left())});
 }
 
-template <class T> std::vector<PublicFault<T>> Faults<T>::all() const {
+template <class T> std::vector<NamedCheck> Faults<T>::all() const {
     const auto self = *this;
     const Mask top_left = Mask::causal_top_left();
     return {
@@ -320,51 +318,12 @@ template <class T> std::vector<PublicFault<T>> Faults<T>::all() const {
 
 }  // namespace
 
-template <class T>
-std::vector<PublicFault<T>> public_faults(const Capabilities& can, const Execute<T>& execute) {
+template <class T> std::vector<NamedCheck> public_faults(const Capabilities& can, const Execute<T>& execute) {
     return Faults<T>(can, execute).all();
 }
 
-namespace {
-
-// What is wrong; a step that throws where it should compute is wrong too.
-template <class T> std::string checked(const PublicFault<T>& fault) {
-    try {
-        return fault.check();
-    } catch (const std::exception& error) {
-        return std::string("threw: ") + error.what();
-    }
-}
-
-}  // namespace
-
-template <class T> Report check_public_faults(const Capabilities& can, const Execute<T>& execute) {
-    Report report;
-    for (const auto& fault : public_faults<T>(can, execute)) {
-        ++report.cases;
-        const std::string failure = checked(fault);
-        if (!failure.empty()) report.failures.push_back(fault.title + ": " + failure);
-    }
-    return report;
-}
-
-template <class T> void expect_no_public_fault(const std::vector<PublicFault<T>>& faults) {
-    for (const auto& fault : faults) {
-        SUBCASE(fault.title.c_str()) {
-            const std::string failure = checked(fault);
-            CHECK_MESSAGE(failure.empty(), std::string(dtype_name<T>()) << ": " << failure);
-        }
-    }
-}
-
-template std::vector<PublicFault<float>> public_faults(const Capabilities&, const Execute<float>&);
-template std::vector<PublicFault<fp16>> public_faults(const Capabilities&, const Execute<fp16>&);
-template std::vector<PublicFault<bf16>> public_faults(const Capabilities&, const Execute<bf16>&);
-template Report check_public_faults(const Capabilities&, const Execute<float>&);
-template Report check_public_faults(const Capabilities&, const Execute<fp16>&);
-template Report check_public_faults(const Capabilities&, const Execute<bf16>&);
-template void expect_no_public_fault(const std::vector<PublicFault<float>>&);
-template void expect_no_public_fault(const std::vector<PublicFault<fp16>>&);
-template void expect_no_public_fault(const std::vector<PublicFault<bf16>>&);
+template std::vector<NamedCheck> public_faults(const Capabilities&, const Execute<float>&);
+template std::vector<NamedCheck> public_faults(const Capabilities&, const Execute<fp16>&);
+template std::vector<NamedCheck> public_faults(const Capabilities&, const Execute<bf16>&);
 
 }  // namespace flash::testing
