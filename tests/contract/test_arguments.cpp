@@ -1,0 +1,151 @@
+// check_arguments refuses every call that breaks the contract and accepts every call that keeps it.
+#include <doctest/doctest.h>
+
+#include "common/argument_checks.hpp"
+#include "common/testing/conformance.hpp"
+
+using namespace flash;
+using namespace flash::testing;
+
+namespace {
+
+constexpr Limits kLimits{"step 99", 256};
+constexpr Limits kAlignedLimits{"step 99", 128, 8, true};
+
+// Every bad argument of the shared list, against the checks alone.
+template <class T> void only_checks(const ForwardArgs<T>& args) {
+    check_arguments(args, kLimits);
+}
+template <class T> void only_aligned_checks(const ForwardArgs<T>& args) {
+    check_arguments(args, kAlignedLimits);
+}
+
+// Aligned memory and a call on it that is right.
+struct GoodCall {
+    alignas(16) float memory[5][4096] = {};
+    ForwardArgs<float> args;
+
+    GoodCall() {
+        args.shape = {2, 4, 2, 5, 6, 8};
+        args.q = dense_bhnd<const float>(memory[0], 4, 5, 8);
+        args.k = dense_bhnd<const float>(memory[1], 2, 6, 8);
+        args.v = dense_bhnd<const float>(memory[2], 2, 6, 8);
+        args.o = dense_bhnd(memory[3], 4, 5, 8);
+        args.lse = memory[4];
+        args.scale = 1;
+    }
+};
+
+void expect_accepted(const ForwardArgs<float>& args, const Limits& limits = kLimits) {
+    CHECK_NOTHROW(check_arguments(args, limits));
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("bad arguments are refused with one sentence that names them", T, float, fp16, bf16) {
+    run_bad_arguments<T, HostBuffer>({.step = "step 99"}, &only_checks<T>);
+}
+
+TEST_CASE_TEMPLATE("a step that needs alignment refuses what is not aligned", T, fp16, bf16) {
+    run_bad_arguments<T, HostBuffer>(
+        {.step = "step 99", .max_head_dim = 128, .head_dim_multiple = 8, .aligned = true},
+        &only_aligned_checks<T>);
+}
+
+TEST_CASE("a refusal says the value, what is accepted, and nothing more than one sentence") {
+    GoodCall good;
+    good.args.shape.head_dim = 300;
+    CHECK_THROWS_WITH_AS(check_arguments(good.args, kLimits),
+                         "shape.head_dim is 300; step 99 accepts any up to 256", std::invalid_argument);
+    good.args.shape.head_dim = 4;
+    CHECK_THROWS_WITH_AS(check_arguments(good.args, kAlignedLimits),
+                         "shape.head_dim is 4; step 99 accepts multiples of 8 up to 128",
+                         std::invalid_argument);
+    good.args.shape.head_dim = 8;
+    good.args.shape.heads_kv = 3;
+    CHECK_THROWS_WITH_AS(
+        check_arguments(good.args, kLimits),
+        "shape.heads_kv is 3, which does not divide shape.heads_q = 4; every key head serves the "
+        "same number of query heads",
+        std::invalid_argument);
+}
+
+TEST_CASE("a call that keeps the contract is accepted, aligned or not") {
+    GoodCall good;
+    expect_accepted(good.args);
+    expect_accepted(good.args, kAlignedLimits);
+}
+
+TEST_CASE("(B,N,H,D) storage is accepted, outputs included") {
+    GoodCall good;
+    good.args.q = dense_bnhd<const float>(good.memory[0], 4, 5, 8);
+    good.args.o = dense_bnhd(good.memory[3], 4, 5, 8);
+    expect_accepted(good.args);
+}
+
+TEST_CASE("stride 0 is accepted for inputs") {
+    GoodCall good;
+    good.args.q.stride_batch = good.args.k.stride_head = good.args.v.stride_row = 0;
+    expect_accepted(good.args);
+}
+
+TEST_CASE("the stride of a dimension of size 1 does not matter") {
+    GoodCall good;
+    good.args.shape.batch = 1;
+    good.args.o.stride_batch = 0;
+    good.args.q.stride_batch = 3;
+    expect_accepted(good.args, kAlignedLimits);
+}
+
+TEST_CASE("tensors without elements may be null") {
+    GoodCall good;
+    SUBCASE("no batch") {
+        good.args.shape.batch = 0;
+        good.args.q.data = good.args.k.data = good.args.v.data = nullptr;
+        good.args.o.data = good.args.lse = nullptr;
+    }
+    SUBCASE("no heads at all") {
+        good.args.shape.heads_q = good.args.shape.heads_kv = 0;
+        good.args.q.data = good.args.k.data = good.args.v.data = nullptr;
+        good.args.o.data = good.args.lse = nullptr;
+    }
+    SUBCASE("no queries") {
+        good.args.shape.len_q = 0;
+        good.args.q.data = good.args.o.data = good.args.lse = nullptr;
+    }
+    SUBCASE("no keys") {
+        good.args.shape.len_kv = 0;
+        good.args.k.data = good.args.v.data = nullptr;
+    }
+    SUBCASE("no channels, but L") {
+        good.args.shape.head_dim = 0;
+        good.args.q.data = good.args.k.data = good.args.v.data = nullptr;
+        good.args.o.data = nullptr;
+    }
+    expect_accepted(good.args);
+}
+
+TEST_CASE("without keys and channels O and L still need memory of their own") {
+    GoodCall good;
+    good.args.shape.len_kv = 0;
+    good.args.o.data = nullptr;
+    CHECK_THROWS_AS(check_arguments(good.args, kLimits), std::invalid_argument);
+}
+
+TEST_CASE("inputs may share memory with each other") {
+    GoodCall good;
+    good.args.k.data = good.args.v.data = good.args.q.data;
+    expect_accepted(good.args);
+}
+
+TEST_CASE("an output beside an input is accepted, one element earlier it is refused") {
+    GoodCall good;
+    float* everything = good.memory[0];
+    const int q_elements = 2 * 4 * 5 * 8;
+    good.args.q.data = everything;
+    good.args.o.data = everything + q_elements;
+    expect_accepted(good.args);
+    good.args.o.data = everything + q_elements - 1;
+    CHECK_THROWS_WITH_AS(check_arguments(good.args, kLimits),
+                         "o overlaps q in memory; outputs need memory of their own", std::invalid_argument);
+}

@@ -1,0 +1,150 @@
+// The tools that judge the steps: the tolerance rule, the canary, the generator, the real input.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <limits>
+#include <set>
+#include <stdexcept>
+#include <vector>
+
+#include "common/testing/conformance.hpp"
+#include "common/testing/random.hpp"
+#include "common/testing/real_model.hpp"
+
+using namespace flash;
+using namespace flash::testing;
+
+namespace {
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kInf = std::numeric_limits<double>::infinity();
+using Values = std::vector<double>;
+
+Verdict compare_with(const Values& out, const Values& reference, const Values& twin, Gate gate) {
+    return compare({out, reference, twin}, gate);
+}
+
+}  // namespace
+
+TEST_CASE("an error of twice the twin's plus the floor passes, a little more fails") {
+    const Values reference = {1, 2, 3}, twin = {1, 2.25, 3};
+    const Gate gate{2, 0.125, 1};
+    CHECK(compare_with({1, 2, 3.625}, reference, twin, gate).why.empty());
+    const auto verdict = compare_with({1, 2, 3.626}, reference, twin, gate);
+    CHECK(verdict.first_wrong == 2);
+    CHECK(verdict.why == "the error is larger than allowed");
+    CHECK(verdict.compared == 3);
+    CHECK(verdict.allowed == 0.625);
+}
+
+TEST_CASE("NaN fails where a number is wanted") {
+    CHECK(compare_with({1, kNan}, {1, 2}, {1, 2}, {2, 1, 1}).first_wrong == 1);
+    CHECK(compare_with({kInf, 2}, {1, 2}, {1, 2}, {2, 1, 1}).first_wrong == 0);
+}
+
+TEST_CASE("NaN and infinity must match by kind and position") {
+    const Values reference = {kNan, kInf, -kInf, 1};
+    const Gate gate{2, 1, 1};
+    CHECK(compare_with(reference, reference, reference, gate).why.empty());
+    CHECK(compare_with({0, kInf, -kInf, 1}, reference, reference, gate).first_wrong == 0);
+    CHECK(compare_with({kNan, -kInf, -kInf, 1}, reference, reference, gate).first_wrong == 1);
+    CHECK(compare_with({kNan, kInf, kNan, 1}, reference, reference, gate).first_wrong == 2);
+    CHECK(compare_with(reference, reference, reference, gate).finite == 1);
+}
+
+TEST_CASE("a broken twin cannot widen the gate") {
+    const auto verdict = compare_with({1.5, 2}, {1, 2}, {9, 2}, {2, 0, 0.5});
+    CHECK(verdict.why == "the twin itself is further off than theory allows");
+    CHECK(compare_with({1, 2}, {1, 2}, {kNan, 2}, {2, 0, 0.5}).first_wrong == 0);
+}
+
+TEST_CASE("comparing fewer elements than there are is an error") {
+    CHECK_THROWS_AS(compare_with({1}, {1, 2}, {1, 2}, {}), std::logic_error);
+}
+
+TEST_CASE("the spacing of numbers is that of the format") {
+    CHECK(format_of<float>().ulp(1.0) == std::ldexp(1.0, -23));
+    CHECK(format_of<fp16>().ulp(1.5) == std::ldexp(1.0, -10));
+    CHECK(format_of<bf16>().ulp(-256.0) == 2.0);
+    CHECK(format_of<fp16>().ulp(0) == std::ldexp(1.0, -24));
+}
+
+TEST_CASE_TEMPLATE("no computation yields the canary", T, float, fp16, bf16) {
+    CHECK(std::isnan(to_float(canary<T>())));
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    const float inf = std::numeric_limits<float>::infinity();
+    for (const float x : {nan, -nan, inf - inf, 0 * inf, std::sqrt(-1.0f)})
+        CHECK(bits_of(from_float<T>(x)) != bits_of(canary<T>()));
+}
+
+TEST_CASE("random numbers are the same on every platform") {
+    CHECK(random_bits(1, 0) == 0x61ae7fc1035d593du);
+    CHECK(random_normal(1, 0) == -149906 * 0x1p-16f);
+    double sum = 0, squares = 0;
+    constexpr int kCount = 100'000;
+    for (std::uint64_t n = 0; n < kCount; ++n) {
+        const double x = static_cast<double>(random_normal(5, n));
+        sum += x;
+        squares += x * x;
+    }
+    CHECK(std::abs(sum / kCount) < 0.02);
+    CHECK(std::abs(squares / kCount - 1) < 0.02);
+}
+
+TEST_CASE("guard bands hold NaN and the canary around every tensor, whatever its strides") {
+    for (const Storage storage : {Storage::kBnhd, Storage::kPadded, Storage::kMixed}) {
+        auto call = make_call<float>({"", {2, 2, 1, 5, 7, 6}, Mask::none(), storage}, false);
+        CHECK(std::isnan(call.q.memory.back()) != (storage == Storage::kMixed));
+        CHECK(bits_of(call.o.memory.front()) == bits_of(canary<float>()));
+        std::set<std::int64_t> places;
+        for (int b = 0; b < 2; ++b)
+            for (int h = 0; h < 2; ++h)
+                for (int n = 0; n < 5; ++n)
+                    for (int d = 0; d < 6; ++d) places.insert(call.q.index(b, h, n, d));
+        CHECK(places.size() == 120);
+        CHECK(*places.rbegin() < static_cast<std::int64_t>(call.q.memory.size()));
+    }
+}
+
+TEST_CASE("the conformance cases cover every pattern, storage and mask within a small step's work") {
+    std::set<Pattern> patterns;
+    std::set<Storage> storages;
+    std::set<std::string> names;
+    const auto cases = forward_cases({.step = "", .max_work = 1'200'000});
+    for (const auto& c : cases) {
+        patterns.insert(c.pattern);
+        storages.insert(c.storage);
+        CHECK(names.insert(describe(c, "")).second);
+    }
+    CHECK(patterns.size() == static_cast<std::size_t>(Pattern::kRealModel) + 1);
+    CHECK(storages.size() == static_cast<std::size_t>(Storage::kSharedRow) + 1);
+}
+
+TEST_CASE("cases adapt to the head dimensions a step supports") {
+    for (const auto& c : forward_cases({.step = "", .max_head_dim = 128, .head_dim_multiple = 8})) {
+        CHECK(c.shape.head_dim % 8 == 0);
+        CHECK(c.shape.head_dim <= 128);
+    }
+}
+
+TEST_CASE("the real input is what its README says") {
+    const RealModel& model = real_model();
+    CHECK(model.heads == 12);
+    CHECK(model.tokens == 134);
+    CHECK(model.head_dim == 32);
+    float largest = 0;
+    for (const float x : model.values) largest = std::max(largest, std::abs(x));
+    CHECK(largest > 5);
+    CHECK(largest < 10);
+}
+
+TEST_CASE("a missing or damaged fixture is named") {
+    CHECK_THROWS_WITH_AS(load_real_model("no/such/file.npy"), "no/such/file.npy: not a readable .npy file",
+                         std::runtime_error);
+    const char* path = "damaged_fixture.npy";
+    std::ofstream(path, std::ios::binary) << "\x93NUMPY\x01" << '\0' << "\x10" << '\0' << "{'descr': '<f8'}";
+    CHECK_THROWS_AS(load_real_model(path), std::runtime_error);
+    std::remove(path);
+}
