@@ -85,7 +85,7 @@ template <class T> T canary() {
                                : bits_of(from_float<T>(1.0f)) == 0x3c00u ? 0x7e5au
                                                                          : 0x7fdau;
     T x;
-    std::memcpy(&x, &bits, sizeof(T));
+    std::memcpy(static_cast<void*>(&x), &bits, sizeof(T));
     return x;
 }
 
