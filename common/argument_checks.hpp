@@ -135,6 +135,13 @@ inline void check_shape(const Shape& s, const Limits& limits) {
         if (value < 0)
             refuse(std::string("shape.") + name + " is " + std::to_string(value) + "; sizes must be >= 0");
     }
+    // Row and key indices, and their sums with the diagonal and a tile, are ints in the kernels.
+    constexpr std::int64_t kMaxTokens = (std::int64_t{1} << 31) - 65536;
+    if (static_cast<std::int64_t>(s.len_q) + s.len_kv > kMaxTokens) {
+        refuse("shape.len_q + shape.len_kv is " +
+               std::to_string(static_cast<std::int64_t>(s.len_q) + s.len_kv) +
+               "; together they must be at most " + std::to_string(kMaxTokens));
+    }
     const bool divides = s.heads_kv == 0 ? s.heads_q == 0 : s.heads_q % s.heads_kv == 0;
     if (!divides) {
         refuse("shape.heads_kv is " + std::to_string(s.heads_kv) +
@@ -177,6 +184,16 @@ template <class T> void check_arguments(const ForwardArgs<T>& args, const Limits
         for (const auto& input : {q, k, v}) detail::check_disjoint(output, input);
     }
     detail::check_disjoint(o, lse);
+}
+
+// The x size of a grid with one block for each of `blocks` units of work; no other grid dimension is used,
+// because they end at 65,535.
+inline unsigned checked_grid(std::int64_t blocks, const Limits& limits) {
+    if (blocks > 0x7fffffff) {
+        detail::refuse("the shape needs " + std::to_string(blocks) + " blocks; " + limits.step +
+                       " can launch 2147483647: split the batch");
+    }
+    return static_cast<unsigned>(blocks);
 }
 
 }  // namespace flash

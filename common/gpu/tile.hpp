@@ -1,0 +1,38 @@
+// What steps after 07 share about tiles in shared memory (step 07 derives it), and what steps after 06 share
+// about the lanes that hold one row of an accumulator (step 06 derives it).
+#pragma once
+
+#include <cstdint>
+
+#include "common/gpu/gpu.hpp"
+
+namespace flash::gpu {
+
+// Maximum and sum over the four lanes that share a row of an mma accumulator.
+__device__ __forceinline__ float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+// Tiles lie in shared memory as ROWS x HEAD_DIM 16-bit elements, in 16-byte chunks; chunk c of a row lies at
+// chunk c ^ key(row). The eight rows of an 8 x 8 matrix then fall into eight different groups of four banks.
+// Returns bytes from the tile's start.
+template <int HEAD_DIM> __device__ __forceinline__ int swizzled(int row, int chunk) {
+    constexpr int PERIOD = HEAD_DIM % 64 == 0 ? 8 : 4;  // chunks that the xor moves among: 128 or 64 bytes
+    return row * HEAD_DIM * 2 + (chunk ^ (row / (8 / PERIOD) % PERIOD)) * 16;
+}
+
+// The place `chunks` (an even number) further along the same row: an xor inside the period, an addition
+// beyond it.
+template <int HEAD_DIM>
+__device__ __forceinline__ std::uint32_t along_row(std::uint32_t address, int chunks) {
+    constexpr int PERIOD = HEAD_DIM % 64 == 0 ? 8 : 4;
+    return (address ^ static_cast<std::uint32_t>(chunks % PERIOD * 16)) +
+           static_cast<std::uint32_t>(chunks / PERIOD * PERIOD * 16);
+}
+
+}  // namespace flash::gpu

@@ -1,0 +1,16 @@
+// Step 08: the FlashAttention-2 forward on tensor cores.
+#pragma once
+
+#include "common/attention.hpp"
+
+namespace flash::step08 {
+
+// O and L of the whole contract (common/attention.hpp) for T = fp16 or bf16; pointers are device pointers.
+// Head dimensions are multiples of 8 up to 256, padded with zeros on the chip to the next one built; pointers
+// are 16-byte aligned and strides multiples of 8 elements. State (row maximum, row sum, accumulator) is fp32.
+// Extra memory: none beyond L. Runs from sm_80 on; bitwise equal from run to run.
+// Throws std::invalid_argument on a bad argument before anything is written, std::runtime_error on a CUDA
+// error. Source: Dao, "FlashAttention-2" (2023), algorithm 1.
+template <class T> void attention_forward(const ForwardArgs<T>& args);
+
+}  // namespace flash::step08
