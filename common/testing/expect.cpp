@@ -28,9 +28,11 @@ std::string outcome_of(const NamedCheck& check) {
 void expect_all(const std::vector<NamedCheck>& checks, const std::string& title) {
     CHECK_MESSAGE(!checks.empty(), title << ": nothing to check");
     for (const NamedCheck& check : checks) {
-        SUBCASE(check.title.c_str()) {
+        // The title too: doctest runs a subcase of the same name in one test case once only.
+        const std::string name = check.title + " (" + title + ")";
+        SUBCASE(name.c_str()) {
             const std::string failure = outcome_of(check);
-            CHECK_MESSAGE(failure.empty(), title << ": " << failure);
+            CHECK_MESSAGE(failure.empty(), name << ": " << failure);
         }
     }
 }
