@@ -91,13 +91,15 @@ inline void read_cell(Machine& m, SharedCell& cell, std::size_t bytes, std::uint
 
 inline void write_cell(Machine& m, SharedCell& cell, std::size_t bytes, std::uintptr_t address,
                        Access access) {
-    const bool written = (cell.write >> kStampShift) >= m.block_start;
-    const bool both_atomic = access == Access::kAtomic && (cell.write & kByAtomic) != 0;
+    const std::uint32_t stamp = cell.write >> kStampShift;
+    const bool written = stamp >= m.block_start, atomic = access == Access::kAtomic;
+    const bool both_atomic = atomic && (cell.write & kByAtomic) != 0;
     if (written && ((cell.write & kInFlight) != 0 || (!both_atomic && !is_ordered(cell.write))))
         fail_shared(access, bytes, address);
-    if ((!written && access == Access::kAtomic) || !reads_are_ordered(cell.read))
-        fail_shared(access, bytes, address);
-    cell.write = m.stamp << kStampShift | m.thread_id | (access == Access::kAtomic ? kByAtomic : 0u);
+    if ((!written && atomic) || !reads_are_ordered(cell.read)) fail_shared(access, bytes, address);
+    // An atomic that follows its own thread's plain write hides it from nobody.
+    const bool hides_write = stamp >= m.block_stamp && stamp >= m.warp_stamp && !both_atomic;
+    cell.write = m.stamp << kStampShift | m.thread_id | (atomic && !hides_write ? kByAtomic : 0u);
 }
 
 inline void access_shared(Machine& m, std::uintptr_t address, std::size_t bytes, Access access) {

@@ -1,0 +1,268 @@
+#include <vector>
+
+#include "common/gpu/gpu.hpp"
+#include "kernels.hpp"
+
+namespace flash::emulator {
+
+namespace {
+
+constexpr int kElements = 300;
+
+struct Buffers {
+    gpu::DeviceBuffer<float> x{kElements}, y{kElements};
+    Buffers() { x.copy_from_host(std::vector<float>(kElements, 1.0f).data()); }
+};
+
+// Reads or writes one element away from thread `at` of the grid and nowhere else.
+__global__ void read_kernel(const float* x, float* y, int thread, int element) {
+    const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+    if (i == thread) y[0] = x[element];
+}
+__global__ void write_kernel(float* y, int thread, int element) {
+    const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+    if (i == thread) y[element] = 1;
+}
+__global__ void read_float4_kernel(const float* x, float4* y) {
+    if (threadIdx.x == 9) y[0] = *reinterpret_cast<const float4*>(x);
+}
+
+// Everything below is about shared memory: thread i of two warps writes its element.
+__global__ void read_shared_kernel(float* y, bool write_first, unsigned element) {
+    float* smem = gpu::dynamic_smem<float>();
+    if (write_first) smem[threadIdx.x] = 1;
+    __syncthreads();
+    if (threadIdx.x == 5) y[0] = smem[element];
+}
+
+__global__ void no_barrier_after_write_kernel(float* y) {
+    float* smem = gpu::dynamic_smem<float>();
+    smem[threadIdx.x] = 1;
+    y[threadIdx.x] = smem[threadIdx.x ^ 32u];
+}
+
+__global__ void no_barrier_before_overwrite_kernel(float* y) {
+    float* smem = gpu::dynamic_smem<float>();
+    smem[threadIdx.x] = 1;
+    __syncthreads();
+    y[threadIdx.x] = smem[threadIdx.x ^ 32u];
+    smem[threadIdx.x] = 2;
+}
+
+__global__ void no_barrier_after_zeroing_kernel(float* y) {
+    float* sum_smem = gpu::dynamic_smem<float>();
+    if (threadIdx.x == 0) *sum_smem = 0;
+    atomicAdd(sum_smem, 1.0f);
+    __syncthreads();
+    if (threadIdx.x == 0) y[0] = *sum_smem;
+}
+
+__global__ void no_syncwarp_kernel(float* y) {
+    float* smem = gpu::dynamic_smem<float>();
+    smem[threadIdx.x] = 1;
+    y[threadIdx.x] = smem[threadIdx.x ^ 1u];
+}
+
+__global__ void write_twice_kernel() {
+    float* smem = gpu::dynamic_smem<float>();
+    smem[threadIdx.x / 2] = 1;
+}
+
+__global__ void diverge_at_barrier_kernel() {
+    if (threadIdx.x < 16) {
+        __syncthreads();
+    } else {
+        __syncthreads();
+    }
+}
+
+__global__ void skip_barrier_kernel(float* y) {
+    if (threadIdx.x < 32) __syncthreads();
+    y[threadIdx.x] = 1;
+}
+
+__global__ void exit_before_barrier_kernel(float* y, int n) {
+    const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+    if (i >= n) return;
+    __syncthreads();
+    y[i] = 1;
+}
+
+__global__ void exit_before_shuffle_kernel(float* y) {
+    if (threadIdx.x == 17) return;
+    y[threadIdx.x] = __shfl_xor_sync(0xffffffffu, 1.0f, 1);
+}
+
+__global__ void shuffle_outside_mask_kernel(float* y) {
+    if (threadIdx.x < 16) y[threadIdx.x] = __shfl_xor_sync(0x0000ffffu, 1.0f, 16);
+}
+
+__global__ void shuffle_in_two_branches_kernel(float* y) {
+    if (threadIdx.x < 16) {
+        y[threadIdx.x] = __shfl_xor_sync(0xffffffffu, 1.0f, 1);
+    } else {
+        y[threadIdx.x] = __shfl_xor_sync(0xffffffffu, 2.0f, 1);
+    }
+}
+
+__global__ void vote_kernel(float* y) {
+    if (threadIdx.x < 16) y[threadIdx.x] = static_cast<float>(__all_sync(0xffffffffu, 1));
+}
+
+enum class AsyncFault { kNoWait, kTooFew, kNoBarrier, kOverwrite };
+__global__ void cp_async_kernel(const float* x, float* y, AsyncFault fault) {
+    float* smem = gpu::dynamic_smem<float>();
+    const unsigned i = threadIdx.x;
+    for (unsigned group = 0; group < 2; ++group) {
+        gpu::cp_async_16(gpu::smem_address(smem + 128 * group + 4 * i), x + 4 * i, 16);
+        gpu::cp_async_commit();
+    }
+    unsigned element = 4 * i;
+    if (fault == AsyncFault::kOverwrite) smem[element] = 3;
+    if (fault == AsyncFault::kTooFew) {
+        gpu::cp_async_wait<1>();
+        element += 128;
+    }
+    if (fault == AsyncFault::kNoBarrier) {
+        gpu::cp_async_wait<0>();
+        element ^= 4;
+    }
+    y[i] = smem[element];
+}
+void run_cp_async(AsyncFault fault) {
+    Buffers b;
+    gpu::launch(cp_async_kernel, 1, 32, 2 * 512, nullptr, b.x.data(), b.y.data(), fault);
+}
+
+__global__ void ldmatrix_kernel(unsigned offset) {
+    auto* smem = gpu::dynamic_smem<unsigned>();
+    for (unsigned i = threadIdx.x; i < 128; i += 32) smem[i] = i;
+    __syncthreads();
+    std::uint32_t r[4];
+    gpu::ldmatrix_x4(r, gpu::smem_address(smem) + 16 * threadIdx.x + offset);
+}
+
+__global__ void half_a_warp_mma_kernel(float* y) {
+    if (threadIdx.x >= 16) return;
+    float acc[4] = {0, 0, 0, 0};
+    const std::uint32_t a[4] = {0, 0, 0, 0};
+    gpu::mma_m16n8k16<fp16>(acc, a, 0, 0);
+    y[threadIdx.x] = acc[0];
+}
+
+}  // namespace
+
+// Thread 44 of the third block of 128 is the first past 300 elements.
+void read_past_the_end() {
+    Buffers b;
+    gpu::launch(read_kernel, 3, 128, 0, nullptr, b.x.data(), b.y.data(), 300, kElements);
+}
+void write_past_the_end() {
+    Buffers b;
+    gpu::launch(write_kernel, 3, 128, 0, nullptr, b.y.data(), 300, kElements);
+}
+void read_before_the_start() {
+    Buffers b;
+    gpu::launch(read_kernel, 3, 128, 0, nullptr, b.x.data(), b.y.data(), 300, -1);
+}
+void read_freed_memory() {
+    Buffers b;
+    const float* freed = nullptr;
+    {
+        const Buffers gone;
+        freed = gone.x.data();
+    }
+    gpu::launch(read_kernel, 3, 128, 0, nullptr, freed, b.y.data(), 300, 7);
+}
+void read_host_memory() {
+    Buffers b;
+    const std::vector<float> host(kElements, 1.0f);
+    gpu::launch(read_kernel, 3, 128, 0, nullptr, host.data(), b.y.data(), 300, 7);
+}
+void read_unwritten_global() {
+    Buffers b;
+    gpu::launch(read_kernel, 3, 128, 0, nullptr, b.y.data(), b.x.data(), 300, 7);
+}
+void read_misaligned_float4() {
+    Buffers b;
+    gpu::launch(read_float4_kernel, 1, 32, 0, nullptr, b.x.data() + 1, reinterpret_cast<float4*>(b.y.data()));
+}
+
+void read_past_shared() {
+    Buffers b;
+    gpu::launch(read_shared_kernel, 1, 64, 64 * sizeof(float), nullptr, b.y.data(), true, 64);
+}
+void read_unwritten_shared() {
+    Buffers b;
+    gpu::launch(read_shared_kernel, 1, 64, 65 * sizeof(float), nullptr, b.y.data(), true, 64);
+}
+void forget_barrier_after_write() {
+    Buffers b;
+    gpu::launch(no_barrier_after_write_kernel, 1, 64, 256, nullptr, b.y.data());
+}
+void forget_barrier_before_overwrite() {
+    Buffers b;
+    gpu::launch(no_barrier_before_overwrite_kernel, 1, 64, 256, nullptr, b.y.data());
+}
+void forget_barrier_after_zeroing() {
+    Buffers b;
+    gpu::launch(no_barrier_after_zeroing_kernel, 1, 64, sizeof(float), nullptr, b.y.data());
+}
+void forget_syncwarp() {
+    Buffers b;
+    gpu::launch(no_syncwarp_kernel, 1, 32, 128, nullptr, b.y.data());
+}
+void write_shared_twice() {
+    gpu::launch(write_twice_kernel, 1, 64, 256, nullptr);
+}
+void diverge_at_barrier() {
+    gpu::launch(diverge_at_barrier_kernel, 1, 32, 0, nullptr);
+}
+void skip_barrier_in_one_warp() {
+    Buffers b;
+    gpu::launch(skip_barrier_kernel, 1, 64, 0, nullptr, b.y.data());
+}
+void exit_before_barrier() {
+    Buffers b;
+    gpu::launch(exit_before_barrier_kernel, 3, 128, 0, nullptr, b.y.data(), kElements);
+}
+void exit_before_shuffle() {
+    Buffers b;
+    gpu::launch(exit_before_shuffle_kernel, 1, 32, 0, nullptr, b.y.data());
+}
+void shuffle_from_outside_the_mask() {
+    Buffers b;
+    gpu::launch(shuffle_outside_mask_kernel, 1, 32, 0, nullptr, b.y.data());
+}
+void shuffle_in_two_branches() {
+    Buffers b;
+    gpu::launch(shuffle_in_two_branches_kernel, 1, 32, 0, nullptr, b.y.data());
+}
+void vote_in_half_a_warp() {
+    Buffers b;
+    gpu::launch(vote_kernel, 1, 32, 0, nullptr, b.y.data());
+}
+void read_cp_async_before_the_wait() {
+    run_cp_async(AsyncFault::kNoWait);
+}
+void wait_for_too_few_groups() {
+    run_cp_async(AsyncFault::kTooFew);
+}
+void read_cp_async_of_another_thread() {
+    run_cp_async(AsyncFault::kNoBarrier);
+}
+void overwrite_cp_async_in_flight() {
+    run_cp_async(AsyncFault::kOverwrite);
+}
+void ldmatrix_of_misaligned_row() {
+    gpu::launch(ldmatrix_kernel, 1, 32, 1024, nullptr, 8u);
+}
+void ldmatrix_past_shared() {
+    gpu::launch(ldmatrix_kernel, 1, 32, 512, nullptr, 16u);
+}
+void mma_in_half_a_warp() {
+    Buffers b;
+    gpu::launch(half_a_warp_mma_kernel, 1, 32, 0, nullptr, b.y.data());
+}
+
+}  // namespace flash::emulator

@@ -1,0 +1,58 @@
+// Kernels that keep the rules, to be counted, and kernels that break exactly one rule each, to be reported.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+namespace flash::emulator {
+
+using Floats = std::vector<float>;
+
+// ---- sound_kernels.cu
+
+Floats add(const Floats& a, const Floats& b);  // blocks of 128 threads, one element a thread
+Floats sum_all_in_every_thread(const Floats& x, int blocks, int threads);  // every thread reads all of x
+Floats scale(const Floats& x, bool extra_load);  // the extra load reads the neighbour's element too
+Floats reverse_through_shared(const Floats& x);  // one block: one store, one barrier, one load a thread
+Floats exchange_in_warps(const Floats& x);       // through shared memory and __syncwarp
+std::vector<int> order_of_warps(int warps, int blocks);  // ids of the warps (blocks in turn) as they ran
+Floats from_constant_table(int n);
+void use_every_instruction(int repetitions);  // ldmatrix, mma, exp2_approx, atomicAdd, cp.async
+void ldmatrix_with_row_stride(int stride_bytes);
+void cp_async_with_row_stride(int stride_bytes);
+void launch_empty(unsigned grid_y, unsigned block_x, std::size_t shared_bytes);
+bool every_thread_runs_once(int blocks, int threads);
+void many_barriers(int barriers);
+
+// ---- faulty_kernels.cu
+
+void read_past_the_end();
+void write_past_the_end();
+void read_before_the_start();
+void read_freed_memory();
+void read_host_memory();
+void read_unwritten_global();
+void read_misaligned_float4();
+void read_past_shared();
+void read_unwritten_shared();
+void forget_barrier_after_write();
+void forget_barrier_before_overwrite();
+void forget_barrier_after_zeroing();
+void forget_syncwarp();
+void write_shared_twice();
+void diverge_at_barrier();
+void skip_barrier_in_one_warp();
+void exit_before_barrier();
+void exit_before_shuffle();
+void shuffle_from_outside_the_mask();
+void shuffle_in_two_branches();
+void vote_in_half_a_warp();
+void read_cp_async_before_the_wait();
+void wait_for_too_few_groups();
+void read_cp_async_of_another_thread();
+void overwrite_cp_async_in_flight();
+void ldmatrix_of_misaligned_row();
+void ldmatrix_past_shared();
+void mma_in_half_a_warp();
+
+}  // namespace flash::emulator

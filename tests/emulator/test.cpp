@@ -1,0 +1,361 @@
+// The emulator itself: it counts exactly, and it reports every broken rule with kernel, block, thread and
+// place.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <thread>
+
+#include "common/simt/control.hpp"
+#include "common/simt/counters.hpp"
+#include "kernels.hpp"
+
+using namespace flash;
+using namespace flash::emulator;
+
+namespace {
+
+// True, with the reason printed, where this build's emulator does not see plain loads and stores.
+bool hooks_are_off() {
+    if (simt::hooks_enabled()) return false;
+    MESSAGE(
+        "SKIP: device code is not instrumented in a sanitizer build, so the emulator sees no plain access");
+    return true;
+}
+
+// The text of the error a faulty kernel ends in, or "" when nothing was reported.
+std::string error_of(void (*faulty)()) {
+    try {
+        faulty();
+    } catch (const simt::EmulatorError& error) {
+        return error.what();
+    }
+    return "";
+}
+
+// Every text must be in the error, under several warp orders: a fault must not depend on luck.
+void check_reported(void (*faulty)(), std::initializer_list<const char*> texts) {
+    for (std::uint64_t seed = 0; seed < 8; ++seed) {
+        simt::set_seed(seed);
+        const std::string error = error_of(faulty);
+        CAPTURE(seed);
+        CAPTURE(error);
+        for (const std::string text : texts) {
+            CAPTURE(text);
+            CHECK(error.find(text) != std::string::npos);
+        }
+        CHECK(add({1}, {2}) == Floats{3});  // the next launch works
+    }
+    simt::set_seed(0);
+}
+
+struct Limit {  // sets the shared memory limit for one scope
+    explicit Limit(std::size_t bytes) { simt::set_shared_memory_limit(bytes); }
+    ~Limit() { simt::set_shared_memory_limit(simt::kDefaultSharedLimit); }
+};
+
+}  // namespace
+
+TEST_CASE("a vector add of 300 elements loads 2400 bytes and stores 1200") {
+    const Floats a(300, 1.0f), b(300, 2.0f);
+    CHECK(add(a, b) == Floats(300, 3.0f));
+    if (hooks_are_off()) return;
+    const simt::Counters c = simt::last_launch();
+    CHECK(c.launches == 1);
+    CHECK(c.global_load_bytes_issued == 2400);
+    CHECK(c.global_load_bytes_distinct_per_block == 2400);
+    CHECK(c.global_load_bytes_distinct_per_launch == 2400);
+    CHECK(c.global_store_bytes_issued == 1200);
+    CHECK(c.global_store_bytes_distinct_per_block == 1200);
+    CHECK(c.global_store_bytes_distinct_per_launch == 1200);
+    CHECK(c.shared_load_bytes + c.shared_store_bytes + c.barriers + c.atomics == 0);
+}
+
+TEST_CASE("issued, distinct per block and distinct per launch are three numbers") {
+    const int blocks = 5, threads = 40, n = 333;
+    CHECK(sum_all_in_every_thread(Floats(n, 1.0f), blocks, threads) == Floats(blocks * threads, 333.0f));
+    if (hooks_are_off()) return;
+    const simt::Counters c = simt::last_launch();
+    CHECK(c.global_load_bytes_issued == std::uint64_t{4} * n * blocks * threads);
+    CHECK(c.global_load_bytes_distinct_per_block == std::uint64_t{4} * n * blocks);
+    CHECK(c.global_load_bytes_distinct_per_launch == std::uint64_t{4} * n);
+    // The same buffers' lines in a new launch are counted afresh.
+    sum_all_in_every_thread(Floats(n, 1.0f), 1, 1);
+    CHECK(simt::last_launch().global_load_bytes_distinct_per_launch == std::uint64_t{4} * n);
+}
+
+TEST_CASE("one load added to a kernel adds exactly its bytes, and they are not distinct") {
+    if (hooks_are_off()) return;
+    const Floats x(1000, 1.0f);
+    CHECK(scale(x, false) == Floats(1000, 2.0f));
+    const simt::Counters before = simt::last_launch();
+    CHECK(scale(x, true) == Floats(1000, 2.5f));
+    const simt::Counters after = simt::last_launch();
+    CHECK(before.global_load_bytes_issued == 4000);
+    CHECK(after.global_load_bytes_issued - before.global_load_bytes_issued == 4000);
+    CHECK(after.global_load_bytes_distinct_per_launch == before.global_load_bytes_distinct_per_launch);
+    // Each of the 16 blocks meets one element more than its own 64 (the last block: the first element).
+    CHECK(after.global_load_bytes_distinct_per_block - before.global_load_bytes_distinct_per_block == 16 * 4);
+    CHECK(after.global_store_bytes_issued == before.global_store_bytes_issued);
+}
+
+TEST_CASE("shared memory traffic and barriers are counted") {
+    Floats x(256), want(256);
+    for (int i = 0; i < 256; ++i) want[255 - i] = x[i] = static_cast<float>(i);
+    CHECK(reverse_through_shared(x) == want);
+    CHECK(simt::last_launch().barriers == 1);
+    if (hooks_are_off()) return;
+    CHECK(simt::last_launch().shared_store_bytes == 1024);
+    CHECK(simt::last_launch().shared_load_bytes == 1024);
+}
+
+TEST_CASE("instructions are counted") {
+    use_every_instruction(3);
+    const simt::Counters c = simt::last_launch();
+    CHECK(c.mma == 2 * 3);  // two warps
+    CHECK(c.ldmatrix == 2 * 3);
+    CHECK(c.exp2 == 64 * 3);
+    CHECK(c.atomics == 3);
+    CHECK(c.cp_async_bytes == 64 * 16 * 3);
+    CHECK(c.barriers == 2 * 3);
+    CHECK(c.shared_bank_conflicts == 0);
+    if (hooks_are_off()) return;
+    CHECK(c.global_load_bytes_issued == 64 * 16 * 3);
+    CHECK(c.global_load_bytes_distinct_per_launch == 64 * 16);
+    CHECK(c.global_store_bytes_issued == 64 * 4 + 3 * 4);
+}
+
+TEST_CASE("totals add up over launches until reset") {
+    simt::reset();
+    CHECK(simt::total().launches == 0);
+    use_every_instruction(1);
+    use_every_instruction(2);
+    CHECK(simt::total().launches == 2);
+    CHECK(simt::total().exp2 == 64 * 3);
+    CHECK(simt::last_launch().exp2 == 64 * 2);
+}
+
+TEST_CASE(
+    "bank conflicts: rows 128 bytes apart share their banks, an odd multiple of 16 bytes apart they do not") {
+    ldmatrix_with_row_stride(128);
+    CHECK(simt::last_launch().shared_bank_conflicts == 4 * 7);
+    ldmatrix_with_row_stride(64);
+    CHECK(simt::last_launch().shared_bank_conflicts == 4 * 3);
+    ldmatrix_with_row_stride(144);
+    CHECK(simt::last_launch().shared_bank_conflicts == 0);
+    ldmatrix_with_row_stride(16);
+    CHECK(simt::last_launch().shared_bank_conflicts == 0);
+    cp_async_with_row_stride(128);
+    CHECK(simt::last_launch().shared_bank_conflicts == 4 * 7);
+    cp_async_with_row_stride(144);
+    CHECK(simt::last_launch().shared_bank_conflicts == 0);
+}
+
+TEST_CASE("every thread of a three-dimensional launch runs once, up to 1024 threads a block") {
+    CHECK(every_thread_runs_once(7, 33));
+    CHECK(every_thread_runs_once(1, 512));
+}
+
+TEST_CASE("a seed fixes the order of warps and blocks, another seed changes it") {
+    const auto order = [](std::uint64_t seed) {
+        simt::set_seed(seed);
+        return order_of_warps(8, 6);
+    };
+    const auto first = order(1);
+    CHECK(first == order(1));
+    CHECK(first != order(2));
+    CHECK(std::set<int>(first.begin(), first.end()).size() == 48);
+    CHECK(order(0) != std::vector<int>(48, 0));
+    simt::set_seed(0);
+}
+
+TEST_CASE("kernels may read constants of the program") {
+    CHECK(from_constant_table(10) == Floats{3, 1, 4, 1, 5, 9, 2, 6, 3, 1});
+}
+
+TEST_CASE("__syncwarp orders a warp's accesses to shared memory") {
+    Floats x(64);
+    for (int i = 0; i < 64; ++i) x[i] = static_cast<float>(i);
+    const Floats y = exchange_in_warps(x);
+    for (int i = 0; i < 64; ++i) REQUIRE(y[i] == x[i ^ 1]);
+}
+
+TEST_CASE("a block may run more barriers than there are time stamps") {
+    many_barriers(1 << 21);
+    CHECK(simt::last_launch().barriers == (1 << 21) + 1);
+}
+
+TEST_CASE("host threads may launch at the same time") {
+    std::vector<std::thread> threads;
+    std::vector<int> right(4, 0);
+    for (int t = 0; t < 4; ++t) {
+        threads.emplace_back([t, &right] {
+            for (int n = 0; n < 20; ++n) {
+                const Floats x(100 + n, static_cast<float>(t));
+                right[t] += add(x, x) == Floats(100 + n, static_cast<float>(2 * t)) ? 1 : 0;
+            }
+        });
+    }
+    for (auto& thread : threads) thread.join();
+    CHECK(right == std::vector<int>(4, 20));
+}
+
+TEST_CASE("C1: too much shared memory is refused with wanted and available bytes; exactly the limit is not") {
+    launch_empty(1, 32, simt::kDefaultSharedLimit);
+    launch_empty(1, 32, 48 * 1024);
+    CHECK_THROWS_WITH_AS(
+        launch_empty(1, 32, simt::kDefaultSharedLimit + 1),
+        doctest::Contains("wants 232449 bytes of shared memory per block; this device has 232448"),
+        gpu::DeviceError);
+    const Limit sm_89(101376);
+    CHECK(gpu::device_info().shared_per_block_optin == 101376);
+    CHECK_THROWS_WITH_AS(
+        launch_empty(1, 32, 131072),
+        doctest::Contains("wants 131072 bytes of shared memory per block; this device has 101376"),
+        gpu::DeviceError);
+}
+
+TEST_CASE("launches that no device can do are refused") {
+    CHECK_THROWS_WITH_AS(launch_empty(0, 32, 0), doctest::Contains("a grid of (1, 0, 1)"), gpu::DeviceError);
+    CHECK_THROWS_WITH_AS(launch_empty(65536, 32, 0), doctest::Contains("a grid of (1, 65536, 1)"),
+                         gpu::DeviceError);
+    CHECK_THROWS_WITH_AS(launch_empty(1, 0, 0), doctest::Contains("a block of (0, 1, 1)"), gpu::DeviceError);
+    CHECK_THROWS_WITH_AS(launch_empty(1, 1025, 0), doctest::Contains("a block of (1025, 1, 1)"),
+                         gpu::DeviceError);
+    launch_empty(65535, 1, 0);
+    launch_empty(1, 1024, 0);
+}
+
+TEST_CASE("device memory that cannot be had is refused") {
+    CHECK_THROWS_AS(gpu::DeviceBuffer<float>(std::size_t{1} << 62), gpu::DeviceError);
+    if (hooks_are_off()) return;  // AddressSanitizer has its own opinion of an allocation this large
+    CHECK_THROWS_WITH_AS(gpu::DeviceBuffer<float>(std::size_t{1} << 50),
+                         doctest::Contains("out of device memory"), gpu::DeviceError);
+}
+
+TEST_CASE("C4: a read or a write one element out of bounds is reported with block, thread and allocation") {
+    if (hooks_are_off()) return;
+    check_reported(read_past_the_end,
+                   {"read_kernel", "block (2,0,0), thread (44,0,0)", "read of 4 bytes at 0x",
+                    "0 bytes past the end of an allocation of 1200 bytes at 0x"});
+    check_reported(write_past_the_end,
+                   {"write_kernel", "block (2,0,0), thread (44,0,0)", "write of 4 bytes at 0x",
+                    "0 bytes past the end of an allocation of 1200 bytes at 0x"});
+    check_reported(read_before_the_start,
+                   {"read_kernel", "block (2,0,0), thread (44,0,0)", "read of 4 bytes at 0x",
+                    "4 bytes before an allocation of 1200 bytes at 0x"});
+}
+
+TEST_CASE("freed device memory, host memory and unwritten device memory are reported") {
+    if (hooks_are_off()) return;
+    check_reported(read_freed_memory,
+                   {"read_kernel", "block (2,0,0), thread (44,0,0)", "read of 4 bytes at 0x"});
+    check_reported(read_host_memory,
+                   {"thread (44,0,0)", "read of 4 bytes at 0x", "neither device memory nor shared"});
+    check_reported(read_unwritten_global, {"thread (44,0,0)", "byte 28 of an allocation of 1200 bytes",
+                                           "which nothing has written"});
+}
+
+TEST_CASE("a misaligned 16-byte access is reported") {
+    if (hooks_are_off()) return;
+    check_reported(read_misaligned_float4, {"read_float4_kernel", "block (0,0,0), thread (9,0,0)",
+                                            "read of 16 bytes at 0x", "not aligned to its size"});
+}
+
+TEST_CASE("shared memory out of bounds or unwritten is reported") {
+    if (hooks_are_off()) return;
+    check_reported(read_past_shared,
+                   {"read_shared_kernel", "block (0,0,0), thread (5,0,0)", "read of 4 bytes at 0x",
+                    "byte 256 of the block's 256 bytes of shared memory"});
+    check_reported(read_unwritten_shared, {"thread (5,0,0)", "read of 4 bytes at 0x",
+                                           "byte 256 of the block's 260 bytes", "which nothing has written"});
+}
+
+TEST_CASE("a missing barrier between a write and another thread's read is reported under every warp order") {
+    if (hooks_are_off()) return;
+    check_reported(forget_barrier_after_write, {"no_barrier_after_write_kernel", "block (0,0,0)", "thread (",
+                                                "read of 4 bytes at 0x", "bytes of shared memory, which"});
+}
+
+TEST_CASE("a missing barrier between a read and another thread's write is reported under every warp order") {
+    if (hooks_are_off()) return;
+    check_reported(forget_barrier_before_overwrite,
+                   {"no_barrier_before_overwrite_kernel", "of 4 bytes at 0x", "with no barrier in between"});
+}
+
+TEST_CASE("C2: zeroing a shared sum races with the adds of other warps when no barrier lies between") {
+    if (hooks_are_off()) return;
+    check_reported(forget_barrier_after_zeroing, {"no_barrier_after_zeroing_kernel", "of 4 bytes at 0x",
+                                                  "byte 0 of the block's 4 bytes of shared memory"});
+}
+
+TEST_CASE("a missing __syncwarp is reported") {
+    if (hooks_are_off()) return;
+    check_reported(forget_syncwarp,
+                   {"no_syncwarp_kernel", "thread (0,0,0)", "byte 4 of", "which nothing has written"});
+}
+
+TEST_CASE("two threads writing one place without a barrier are reported") {
+    if (hooks_are_off()) return;
+    check_reported(write_shared_twice,
+                   {"write_twice_kernel", "thread (", "write of 4 bytes", "wrote with no barrier"});
+}
+
+TEST_CASE("C3: a barrier in a divergent branch is reported, with both places") {
+    check_reported(diverge_at_barrier,
+                   {"diverge_at_barrier_kernel", "block (0,0,0), thread (0,0,0)", "waits at __syncthreads (",
+                    "for ever: thread (16,0,0) waits at __syncthreads", "faulty_kernels.cu:"});
+}
+
+TEST_CASE("a barrier that part of the block never reaches is reported") {
+    check_reported(skip_barrier_in_one_warp, {"skip_barrier_kernel", "thread (0,0,0) waits at __syncthreads",
+                                              "for ever: thread (32,0,0) has left the kernel"});
+    check_reported(exit_before_barrier, {"exit_before_barrier_kernel", "block (2,0,0), thread (0,0,0)",
+                                         "for ever: thread (44,0,0) has left the kernel"});
+}
+
+TEST_CASE("a warp operation that a lane of its mask never reaches is reported") {
+    check_reported(exit_before_shuffle, {"exit_before_shuffle_kernel", "thread (0,0,0) waits at a shuffle",
+                                         "for ever: thread (17,0,0) has left the kernel"});
+    check_reported(vote_in_half_a_warp,
+                   {"vote_kernel", "waits at a vote", "thread (16,0,0) has left the kernel"});
+    check_reported(mma_in_half_a_warp,
+                   {"half_a_warp_mma_kernel", "waits at mma", "thread (16,0,0) has left"});
+}
+
+TEST_CASE("shuffles in two branches with one mask, or from a lane outside the mask, are reported") {
+    check_reported(shuffle_in_two_branches,
+                   {"thread (0,0,0) waits at a shuffle", "for ever: thread (16,0,0) waits at"});
+    check_reported(shuffle_from_outside_the_mask,
+                   {"thread (0,0,0)", "reads lane 16, which its mask leaves out"});
+}
+
+TEST_CASE("what cp.async writes may not be touched before the matching wait") {
+    if (hooks_are_off()) return;
+    check_reported(read_cp_async_before_the_wait,
+                   {"cp_async_kernel", "block (0,0,0), thread (0,0,0)", "read of 4 bytes at 0x",
+                    "which a cp.async is still writing"});
+    check_reported(wait_for_too_few_groups,
+                   {"thread (0,0,0)", "byte 512 of", "which a cp.async is still writing"});
+    check_reported(overwrite_cp_async_in_flight, {"write of 4 bytes", "which a cp.async is still writing"});
+}
+
+TEST_CASE("what another thread's cp.async wrote needs a barrier after the wait") {
+    if (hooks_are_off()) return;
+    check_reported(read_cp_async_of_another_thread,
+                   {"cp_async_kernel", "thread (0,0,0)", "read of 4 bytes", "byte 16"});
+}
+
+TEST_CASE("ldmatrix checks its rows") {
+    check_reported(ldmatrix_of_misaligned_row, {"ldmatrix_kernel", "thread (0,0,0)", "read of 16 bytes at 0x",
+                                                "not aligned to its size"});
+    check_reported(ldmatrix_past_shared, {"ldmatrix_kernel", "thread (31,0,0)", "read of 16 bytes at 0x",
+                                          "byte 512 of the block's 512 bytes"});
+}
+
+TEST_CASE("a launch that failed leaves the counters of the latest good one") {
+    use_every_instruction(2);
+    CHECK(error_of(diverge_at_barrier) != "");
+    CHECK(simt::last_launch().exp2 == 64 * 2);
+}
