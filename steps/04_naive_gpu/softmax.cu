@@ -14,25 +14,23 @@ __global__ void softmax_fused_kernel(const T* __restrict__ x, T* __restrict__ y,
     State* warps_smem = gpu::dynamic_smem<State>();
     T* row_smem = reinterpret_cast<T*>(warps_smem + kMaxWarps) + threadIdx.y * (ON_CHIP ? cols : 0);
 
-    for (std::int64_t row = first_row(); row < rows; row += rows_per_grid()) {
-        State state;
-        for_each_chunk<WIDTH>(x + row * cols, cols, [&](int column, const Chunk<T, WIDTH>& chunk) {
-            if constexpr (ON_CHIP) store_chunk(row_smem + column, chunk);
-            state = update(state, chunk);
-        });
-        state = merge_across_row(state, warps_smem);
+    const std::int64_t row = row_of_thread();
+    if (row >= rows) return;
+    State state;
+    for_each_chunk<WIDTH>(x + row * cols, cols, [&](int column, const Chunk<T, WIDTH>& chunk) {
+        if constexpr (ON_CHIP) store_chunk(row_smem + column, chunk);
+        state = update(state, chunk);
+    });
+    state = merge_across_row(state, warps_smem);
 
-        const float inverse_sum =
-            state.row_sum == 0.0f ? 0.0f : 1.0f / state.row_sum;  // 0: all entries are -inf
-        const T* again = ON_CHIP ? row_smem : x + row * cols;
-        for_each_chunk<WIDTH>(again, cols, [&](int column, Chunk<T, WIDTH> chunk) {
-            for (int i = 0; i < WIDTH; ++i) {
-                chunk.value[i] =
-                    from_float<T>(exp_below(to_float(chunk.value[i]), state.row_max) * inverse_sum);
-            }
-            store_chunk(y + row * cols + column, chunk);
-        });
-    }
+    const float inverse_sum = state.row_sum == 0.0f ? 0.0f : 1.0f / state.row_sum;  // 0: all entries are -inf
+    const T* again = ON_CHIP ? row_smem : x + row * cols;
+    for_each_chunk<WIDTH>(again, cols, [&](int column, Chunk<T, WIDTH> chunk) {
+        for (int i = 0; i < WIDTH; ++i) {
+            chunk.value[i] = from_float<T>(exp_below(to_float(chunk.value[i]), state.row_max) * inverse_sum);
+        }
+        store_chunk(y + row * cols + column, chunk);
+    });
 }
 
 template <class T, int WIDTH>

@@ -2,12 +2,12 @@
 // matrix, row-major and dense, T = float, fp16 or bf16, with row_max and row_sum in fp32.
 //
 // Policy: NaN or +inf in a row makes the whole row NaN; -inf is an ordinary masked entry with weight 0; a row
-// of nothing but -inf is all zeros. Device pointers. Any number of rows; every row is one warp's or one
-// block's work, so few but very long rows leave most of the GPU idle.
+// of nothing but -inf is all zeros. Device pointers. Every row is one warp's or one block's work, so few but
+// very long rows leave most of the GPU idle.
 //
-// Errors: std::invalid_argument, before anything is launched, for negative sizes, cols beyond 2^30, rows *
-// cols beyond 2^63 bytes, null or misaligned pointers of a non-empty matrix, and overlapping input and
-// output.
+// Errors: std::invalid_argument, before anything is launched, for negative sizes, cols beyond 2^30, more rows
+// than a grid has blocks for (at least 2^31 - 1), null or misaligned pointers of a non-empty matrix, and
+// overlapping input and output.
 #pragma once
 
 #include <cstdint>

@@ -19,7 +19,7 @@ constexpr int kMaxWarps = 32;      // of a block
 constexpr int kLoadsInFlight = 4;  // independent loads per thread: one at a time would leave the memory idle
 constexpr int kRowsPerBlock = 8;   // when a warp does a row
 constexpr std::int64_t kMaxCols = 1 << 30;
-constexpr unsigned kMaxBlocks = 65536;  // more rows than that: every block loops
+constexpr std::int64_t kMaxBlocks = 0x7fffffff;  // of a grid
 
 // What one thread loads at once: 16 bytes where the rows' alignment allows, one element where it does not.
 template <class T, int WIDTH> struct Chunk { T value[WIDTH]; };
@@ -118,16 +118,13 @@ __device__ __forceinline__ State merge_across_row(State state, State* warps_smem
         other.row_max = warps_smem[lane].row_max;
         other.row_sum = warps_smem[lane].row_sum;
     }
-    __syncthreads();  // every warp has read: the next row may overwrite
     return merge_across_warp(other);
 }
 
-// The first row of this thread; rows advance by rows_per_grid().
-__device__ __forceinline__ std::int64_t first_row() {
+// The row that this thread works on. Beyond the last row only where a warp does a row, so that no barrier
+// waits for it.
+__device__ __forceinline__ std::int64_t row_of_thread() {
     return static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
-}
-__device__ __forceinline__ std::int64_t rows_per_grid() {
-    return static_cast<std::int64_t>(gridDim.x) * blockDim.y;
 }
 
 // A short row is one warp's work, a longer one a block's. About two batches of loads per thread, and blocks
@@ -143,8 +140,11 @@ inline Launch launch_for(std::int64_t rows, int chunks) {
     const int wanted = (chunks / (2 * kLoadsInFlight) + 31) / 32 * 32;
     const auto threads = warp_per_row ? 32u : static_cast<unsigned>(std::clamp(wanted, 64, 384));
     const std::int64_t blocks = (rows + rows_per_block - 1) / rows_per_block;
-    return {dim3(static_cast<unsigned>(std::min<std::int64_t>(blocks, kMaxBlocks))),
-            dim3(threads, rows_per_block)};
+    if (blocks > kMaxBlocks) {
+        throw std::invalid_argument("rows is " + std::to_string(rows) + ", which needs " +
+                                    std::to_string(blocks) + " blocks; a grid has at most 2^31 - 1");
+    }
+    return {dim3(static_cast<unsigned>(blocks)), dim3(threads, rows_per_block)};
 }
 
 constexpr std::size_t kWarpStateBytes = kMaxWarps * sizeof(State);

@@ -8,55 +8,55 @@ namespace {
 template <class T, int WIDTH>
 __global__ void row_max_kernel(const T* __restrict__ x, float* __restrict__ row_max, std::int64_t rows,
                                int cols) {
-    for (std::int64_t row = first_row(); row < rows; row += rows_per_grid()) {
-        State state;
-        for_each_chunk<WIDTH>(x + row * cols, cols, [&](int, const Chunk<T, WIDTH>& chunk) {
-            state.row_max = max_of(chunk, state.row_max);
-        });
-        state = merge_across_row(state, gpu::dynamic_smem<State>());
-        if (threadIdx.x == 0) row_max[row] = state.row_max;
-    }
+    const std::int64_t row = row_of_thread();
+    if (row >= rows) return;
+    State state;
+    for_each_chunk<WIDTH>(x + row * cols, cols, [&](int, const Chunk<T, WIDTH>& chunk) {
+        state.row_max = max_of(chunk, state.row_max);
+    });
+    state = merge_across_row(state, gpu::dynamic_smem<State>());
+    if (threadIdx.x == 0) row_max[row] = state.row_max;
 }
 
 template <class T, int WIDTH>
 __global__ void exp_kernel(const T* __restrict__ x, const float* __restrict__ row_max, T* __restrict__ y,
                            std::int64_t rows, int cols) {
-    for (std::int64_t row = first_row(); row < rows; row += rows_per_grid()) {
-        const float max_of_row = row_max[row];
-        for_each_chunk<WIDTH>(x + row * cols, cols, [&](int column, Chunk<T, WIDTH> chunk) {
-            for (int i = 0; i < WIDTH; ++i) {
-                chunk.value[i] = from_float<T>(exp_below(to_float(chunk.value[i]), max_of_row));
-            }
-            store_chunk(y + row * cols + column, chunk);
-        });
-    }
+    const std::int64_t row = row_of_thread();
+    if (row >= rows) return;
+    const float max_of_row = row_max[row];
+    for_each_chunk<WIDTH>(x + row * cols, cols, [&](int column, Chunk<T, WIDTH> chunk) {
+        for (int i = 0; i < WIDTH; ++i) {
+            chunk.value[i] = from_float<T>(exp_below(to_float(chunk.value[i]), max_of_row));
+        }
+        store_chunk(y + row * cols + column, chunk);
+    });
 }
 
 template <class T, int WIDTH>
 __global__ void row_sum_kernel(const T* __restrict__ y, float* __restrict__ row_sum, std::int64_t rows,
                                int cols) {
-    for (std::int64_t row = first_row(); row < rows; row += rows_per_grid()) {
-        State state{0.0f, 0.0f};  // a fixed maximum of 0 turns the merge into a plain sum
-        for_each_chunk<WIDTH>(y + row * cols, cols, [&](int, const Chunk<T, WIDTH>& chunk) {
-            for (int i = 0; i < WIDTH; ++i) state.row_sum += to_float(chunk.value[i]);
-        });
-        state = merge_across_row(state, gpu::dynamic_smem<State>());
-        if (threadIdx.x == 0) row_sum[row] = state.row_sum;
-    }
+    const std::int64_t row = row_of_thread();
+    if (row >= rows) return;
+    State state{0.0f, 0.0f};  // a fixed maximum of 0 turns the merge into a plain sum
+    for_each_chunk<WIDTH>(y + row * cols, cols, [&](int, const Chunk<T, WIDTH>& chunk) {
+        for (int i = 0; i < WIDTH; ++i) state.row_sum += to_float(chunk.value[i]);
+    });
+    state = merge_across_row(state, gpu::dynamic_smem<State>());
+    if (threadIdx.x == 0) row_sum[row] = state.row_sum;
 }
 
 template <class T, int WIDTH>
 __global__ void divide_kernel(T* y, const float* __restrict__ row_sum, std::int64_t rows, int cols) {
-    for (std::int64_t row = first_row(); row < rows; row += rows_per_grid()) {
-        const float sum = row_sum[row];
-        const float inverse_sum = sum == 0.0f ? 0.0f : 1.0f / sum;
-        for_each_chunk<WIDTH>(y + row * cols, cols, [&](int column, Chunk<T, WIDTH> chunk) {
-            for (int i = 0; i < WIDTH; ++i) {
-                chunk.value[i] = from_float<T>(to_float(chunk.value[i]) * inverse_sum);
-            }
-            store_chunk(y + row * cols + column, chunk);
-        });
-    }
+    const std::int64_t row = row_of_thread();
+    if (row >= rows) return;
+    const float sum = row_sum[row];
+    const float inverse_sum = sum == 0.0f ? 0.0f : 1.0f / sum;
+    for_each_chunk<WIDTH>(y + row * cols, cols, [&](int column, Chunk<T, WIDTH> chunk) {
+        for (int i = 0; i < WIDTH; ++i) {
+            chunk.value[i] = from_float<T>(to_float(chunk.value[i]) * inverse_sum);
+        }
+        store_chunk(y + row * cols + column, chunk);
+    });
 }
 
 template <class T, int WIDTH>
