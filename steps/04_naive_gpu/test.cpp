@@ -359,12 +359,12 @@ TEST_CASE_TEMPLATE(
     fp16, bf16) {
     const std::int64_t s = sizeof(T);
     simt::Counters counters;
-    for (const auto& [R, C] : {std::pair<std::int64_t, std::int64_t>{5, 64},
-                               {9, 33},
-                               {2, 1024},
-                               {3, 1001},
-                               {2, kOnChipRowBytes / s},
-                               {2, kOnChipRowBytes / s + 8}}) {
+    struct Size {
+        std::int64_t rows, cols;
+    };
+    for (const Size size : {Size{5, 64}, Size{9, 33}, Size{2, 1024}, Size{3, 1001},
+                            Size{2, kOnChipRowBytes / s}, Size{2, kOnChipRowBytes / s + 8}}) {
+        const std::int64_t R = size.rows, C = size.cols;
         CAPTURE(R);
         CAPTURE(C);
         const auto matrix = static_cast<std::uint64_t>(s * R * C), rows = static_cast<std::uint64_t>(R);
