@@ -141,8 +141,9 @@ void copy_to_host(void* host, const void* device, std::size_t bytes) {
 
 }  // namespace detail
 
-DeviceInfo device_info() {
-    const int device = current_device();
+namespace {
+
+DeviceInfo ask_about_device(int device) {
     cudaDeviceProp properties{};
     check(cudaGetDeviceProperties(&properties, device), "asking about the device");
     return {.name = properties.name,
@@ -154,6 +155,19 @@ DeviceInfo device_info() {
             .memory_bytes = properties.totalGlobalMem,
             .clock_mhz = attribute(cudaDevAttrClockRate, device) / 1000,
             .is_emulator = false};
+}
+
+}  // namespace
+
+// Asked for once per device: the query takes longer than many a kernel, and launchers look at it.
+DeviceInfo device_info() {
+    static std::mutex mutex;
+    static std::map<int, DeviceInfo> known;
+    const int device = current_device();
+    const std::lock_guard lock(mutex);
+    auto found = known.find(device);
+    if (found == known.end()) found = known.emplace(device, ask_about_device(device)).first;
+    return found->second;
 }
 
 void synchronize() {
