@@ -81,35 +81,16 @@ inline int __all_sync(unsigned mask, int predicate, flash::simt::Site site = fla
     return flash::simt::ballot(mask, predicate != 0, site) == mask;
 }
 
-inline int min(int a, int b) {
+// CUDA's min and max take two numbers of one type; of a NaN and a number they return the number.
+template <class T>
+requires std::is_arithmetic_v<T> T min(T a, T b) {
+    if constexpr (std::is_floating_point_v<T>) return std::fmin(a, b);
     return a < b ? a : b;
 }
-inline int max(int a, int b) {
+template <class T>
+requires std::is_arithmetic_v<T> T max(T a, T b) {
+    if constexpr (std::is_floating_point_v<T>) return std::fmax(a, b);
     return a > b ? a : b;
-}
-inline unsigned min(unsigned a, unsigned b) {
-    return a < b ? a : b;
-}
-inline unsigned max(unsigned a, unsigned b) {
-    return a > b ? a : b;
-}
-inline long min(long a, long b) {
-    return a < b ? a : b;
-}
-inline long max(long a, long b) {
-    return a > b ? a : b;
-}
-inline long long min(long long a, long long b) {
-    return a < b ? a : b;
-}
-inline long long max(long long a, long long b) {
-    return a > b ? a : b;
-}
-inline float min(float a, float b) {
-    return fminf(a, b);
-}
-inline float max(float a, float b) {
-    return fmaxf(a, b);
 }
 inline float __expf(float x) {
     return expf(x);

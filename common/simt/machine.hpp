@@ -128,6 +128,11 @@ template <class Describe> [[noreturn]] void fail(const Describe& describe) {
     fail_with([](const void* closure) -> std::string { return (*static_cast<const Describe*>(closure))(); },
               &describe);
 }
+// Fibers. A dropped one is never resumed; its stack is used again.
+void start_fiber(Thread& thread);
+void drop_fiber(Thread& thread);
+void switch_to_thread(Thread& thread);
+void switch_to_scheduler(Thread& thread);
 // Lets other threads run until somebody makes this one ready.
 void suspend(State state);
 void make_ready(Thread& thread);

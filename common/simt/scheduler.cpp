@@ -2,30 +2,20 @@
 //
 // A fiber runs until it waits for other threads or ends. Warps are picked in a seeded random order, lanes of
 // a warp in ascending order. When no fiber can run and some still wait, the block is stuck: that is an error,
-// never a hang. Boost's fcontext layer is used directly because a faulty launch drops its fibers where they
-// stand, without unwinding through kernel frames.
-#include <sys/mman.h>
-
+// never a hang.
 #include <algorithm>
+#include <bit>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <numeric>
+#include <utility>
 
 #include "common/gpu/launch_checks.hpp"
 #include "common/simt/control.hpp"
 #include "common/simt/machine.hpp"
 
-#if defined(FLASH_STEPS_ASAN)
-#include <sanitizer/asan_interface.h>
-#include <sanitizer/common_interface_defs.h>
-#endif
-
 namespace flash::simt {
-
-using boost::context::detail::jump_fcontext;
-using boost::context::detail::make_fcontext;
-using boost::context::detail::transfer_t;
 
 BuiltIns built_ins;
 Machine machine;
@@ -57,38 +47,6 @@ struct Random {
     }
 };
 
-// Stacks are reused in last-in-first-out order, so a kernel without barriers runs all its threads on one warm
-// stack.
-class StackPool {
-  public:
-    std::byte* take() {
-        if (free_.empty()) grow();
-        std::byte* stack = free_.back();
-        free_.pop_back();
-#if defined(FLASH_STEPS_ASAN)
-        __asan_unpoison_memory_region(stack, kStackBytes);
-#endif
-        return stack;
-    }
-    void give(std::byte* stack) {
-        free_.push_back(stack);
-    }
-
-  private:
-    static constexpr std::size_t kGuard = 4096;  // a page that faults below each stack
-
-    void grow() {
-        void* room = mmap(nullptr, kStackBytes + kGuard, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        auto* stack = static_cast<std::byte*>(room) + kGuard;
-        if (room == MAP_FAILED || mprotect(stack, kStackBytes, PROT_READ | PROT_WRITE) != 0)
-            throw gpu::DeviceError("the emulator found no memory for another thread's stack");
-        free_.push_back(stack);
-    }
-
-    std::vector<std::byte*> free_;
-};
-StackPool stacks;
-
 struct Failure {
     std::string (*describe)(const void*) = nullptr;
     const void* closure = nullptr;
@@ -103,53 +61,8 @@ void set_error(const Thread& thread, const std::string& what) {
                     "]";
 }
 
-// The two ends of a switch. AddressSanitizer has to be told which stack is in use.
-void switch_to_thread(Thread& thread) {
-#if defined(FLASH_STEPS_ASAN)
-    __sanitizer_start_switch_fiber(&machine.asan_fake_stack, thread.stack, kStackBytes);
-#endif
-    active = &machine;
-    thread.context = jump_fcontext(thread.context, &thread).fctx;
-    active = nullptr;
-#if defined(FLASH_STEPS_ASAN)
-    __sanitizer_finish_switch_fiber(machine.asan_fake_stack, nullptr, nullptr);
-#endif
-}
-
-void switch_to_scheduler(Thread& thread) {
-#if defined(FLASH_STEPS_ASAN)
-    const bool returns = thread.state != State::kExited;
-    __sanitizer_start_switch_fiber(returns ? &thread.asan_fake_stack : nullptr, machine.asan_scheduler_stack,
-                                   machine.asan_scheduler_bytes);
-#endif
-    machine.scheduler = jump_fcontext(machine.scheduler, &thread).fctx;
-#if defined(FLASH_STEPS_ASAN)
-    __sanitizer_finish_switch_fiber(thread.asan_fake_stack, nullptr, nullptr);
-#endif
-}
-
-void fiber_main(transfer_t transfer) {
-    machine.scheduler = transfer.fctx;
-    Thread& thread = *static_cast<Thread*>(transfer.data);
-#if defined(FLASH_STEPS_ASAN)
-    __sanitizer_finish_switch_fiber(nullptr, &machine.asan_scheduler_stack, &machine.asan_scheduler_bytes);
-#endif
-    // The arguments stand at the low end of the stack: the kernel reads them as its own stack, uncounted.
-    std::memcpy(thread.stack, machine.launch.arguments, machine.launch.argument_bytes);
-    machine.launch.call(thread.stack);
-    thread.state = State::kExited;
-    switch_to_scheduler(thread);
-}
-
-void start(Thread& thread) {
-    thread.stack = stacks.take();
-    // Stack tops are spread over the cache's sets; equal offsets would make all threads evict each other.
-    const std::size_t color = static_cast<std::size_t>(thread.id % 64) * 320;
-    thread.context = make_fcontext(thread.stack + kStackBytes - color, kStackBytes - color, fiber_main);
-}
-
 void resume(Thread& thread) {
-    if (thread.state == State::kFresh) start(thread);
+    if (thread.state == State::kFresh) start_fiber(thread);
     thread.state = State::kReady;
     machine.running = &thread;
     machine.thread_id = static_cast<std::uint32_t>(thread.id);
@@ -161,7 +74,7 @@ void resume(Thread& thread) {
         const Failure latest = std::exchange(failure, {});
         set_error(thread, latest.describe(latest.closure));
     } else if (thread.state == State::kExited) {
-        stacks.give(std::exchange(thread.stack, nullptr));
+        drop_fiber(thread);
         --machine.live;
     }
 }
@@ -334,10 +247,7 @@ void run(const Launch& launch) {
     set_thread_indices(launch.block);
     run_grid(launch.grid);
     if (!machine.error.empty()) {
-        for (int i = 0; i < machine.thread_count; ++i) {
-            if (machine.threads[i].stack != nullptr)
-                stacks.give(std::exchange(machine.threads[i].stack, nullptr));
-        }
+        for (Thread& thread : machine.threads) drop_fiber(thread);
         throw EmulatorError(machine.error);
     }
     last = machine.counters;

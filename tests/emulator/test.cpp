@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <set>
 #include <string>
 #include <thread>
@@ -56,6 +57,12 @@ struct Limit {  // sets the shared memory limit for one scope
 };
 
 }  // namespace
+
+// The first test, before any other sets a seed.
+TEST_CASE("the seed starts as FLASH_STEPS_SIMT_SEED, or 0") {
+    const char* text = std::getenv("FLASH_STEPS_SIMT_SEED");
+    CHECK(simt::seed() == (text == nullptr ? 0 : std::stoull(text)));
+}
 
 TEST_CASE("a vector add of 300 elements loads 2400 bytes and stores 1200") {
     const Floats a(300, 1.0f), b(300, 2.0f);
