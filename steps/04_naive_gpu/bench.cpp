@@ -190,5 +190,5 @@ int main(int argc, char** argv) {
     step.bfloat = naive_forward<bf16>();
     step.per_launch = three_kernels;
     step.more = softmax_and_vector_add;
-    return bench::forward_bench(argc, argv, step);
+    return bench::forward_bench(argc, argv, {step});
 }

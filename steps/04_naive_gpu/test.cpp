@@ -445,6 +445,19 @@ TEST_CASE(
     CHECK(intensity(1 << 20, 64) == doctest::Approx(64.0 / 3).epsilon(0.001));  // D / 3
 }
 
+TEST_CASE("the intensities of docs/memory.md") {
+    const double N = 1 << 20, D = 128, flop = 4 * N * N * D;
+    const auto tensors = [&](double s) { return 4 * s * N * D; };
+    CHECK(flop / (4 * 2 * N * N + tensors(2)) == doctest::Approx(D / 2).epsilon(0.001));
+    CHECK(flop / (16 * N * N + tensors(4)) == doctest::Approx(D / 4).epsilon(0.001));
+    CHECK(flop / model_bytes(1 << 20, 128, 2) == doctest::Approx(D / 3).epsilon(0.001));
+    CHECK(flop / model_bytes(1 << 20, 128, 4) == doctest::Approx(D / 4).epsilon(0.001));
+    CHECK(flop / (8 * 2 * N * N + tensors(2)) == doctest::Approx(D / 4).epsilon(0.001));  // D / (2 s)
+    CHECK(flop / (28 * N * N + tensors(2)) == doctest::Approx(D / 7).epsilon(0.001));
+    CHECK(flop / (tensors(2) + 4 * N) == doctest::Approx(N / 2).epsilon(0.01));
+    CHECK(model_bytes(4, 2, 4) == 400);
+}
+
 TEST_CASE("Predict: at 32,768 tokens S and P of one head take 6.4 GB in bf16, and L takes 131,072 bytes") {
     const Shape shape{1, 1, 1, 32768, 32768, 64};
     CHECK(slice_workspace_bytes<bf16>(shape) == 6'442'450'944);
