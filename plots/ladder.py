@@ -70,7 +70,8 @@ def _same_problem(case):
 
 
 def headline(step_cases):
-    """The cases that stand for a step: one problem, unmasked, that most of its versions ran, the largest of them."""
+    """The cases that stand for a step: one unmasked problem, in bf16 where there is one, that most versions ran; the
+    largest of those."""
     usable = [c for c in step_cases if c[0]["op"] != "peak" and {"time", "traffic_per_launch"} & c[1].keys()]
     for op in ("forward", "backward", "softmax"):
         of_op = [c for c in usable if c[0]["op"] == op and c[0]["mask"] == "none"]
@@ -82,19 +83,20 @@ def headline(step_cases):
 
         def rank(group):
             first = group[0][0]
-            return len(group), first["D"] == 64, first["dtype"] == "bf16", _work(first)
+            return first["dtype"] == "bf16", len(group), first["D"] == 64, _work(first)
 
         return max(groups.values(), key=rank)
     return []
 
 
-def _counted(metrics):
-    """Counted traffic beside its model."""
-    if "traffic_per_launch" not in metrics:
+def _counted(metrics, level):
+    """Counted traffic, with its formula behind it where that says something else."""
+    if f"traffic_{level}" not in metrics:
         return ""
-    text = quantity(metrics["traffic_per_launch"])
-    if "model_per_launch" in metrics:
-        text += f" (formula: {quantity(metrics['model_per_launch'])})"
+    text = quantity(metrics[f"traffic_{level}"])
+    model = metrics.get(f"model_{level}")
+    if model:
+        text += " = formula" if model["median"] == metrics[f"traffic_{level}"]["median"] else f" (formula: {quantity(model)})"
     return text
 
 
@@ -103,6 +105,13 @@ def _rate(metrics):
         if name in metrics:
             return quantity(metrics[name])
     return ""
+
+
+def _bank_conflicts(metrics):
+    """Of a kernel that reads shared memory by ldmatrix; the emulator does not count the others'."""
+    if "ldmatrix" not in metrics:
+        return ""
+    return quantity(metrics["shared_bank_conflicts"]) if "shared_bank_conflicts" in metrics else "0"
 
 
 LADDER_COLUMNS = {
@@ -114,7 +123,9 @@ LADDER_COLUMNS = {
     "rate": lambda case, metrics: _rate(metrics),
     "of the peak": lambda case, metrics: quantity(metrics["share_of_peak"]) if "share_of_peak" in metrics else "",
     "extra memory": lambda case, metrics: quantity(metrics["extra_memory"]) if "extra_memory" in metrics else "",
-    "memory traffic": lambda case, metrics: _counted(metrics),
+    "traffic per block": lambda case, metrics: _counted(metrics, "per_block"),
+    "traffic per launch": lambda case, metrics: _counted(metrics, "per_launch"),
+    "bank conflicts": lambda case, metrics: _bank_conflicts(metrics),
 }
 
 

@@ -165,21 +165,21 @@ def io_model(rows):
     ]
     needed(counted, "counted traffic (the emulator's)")
     dtype = "bf16" if any(row["dtype"] == "bf16" for row in counted) else counted[0]["dtype"]
+    lines = {}  # steps that move the same bytes share a line
+    for step, variant in sorted({(row["step"], row["variant"]) for row in counted if row["dtype"] == dtype}):
+        wanted = {"step": step, "variant": variant, "op": "forward", "mask": "none", "dtype": dtype, "D": 64}
+        # Where there is a formula for a block, it is the one with the re-reads of K and V in it.
+        level = "per_block" if results.series(rows, "model_per_block", **wanted) else "per_launch"
+        found = {m: results.series(rows, f"{m}_{level}", **wanted) for m in ("model", "traffic")}
+        points = {m: tuple((row["Nk"], row["median"]) for row in found[m]) for m in found}
+        lines.setdefault((level, points["model"], points["traffic"]), []).append(step)
     fig, ax = plt.subplots()
     lengths = set()
-    for look, step in zip(STYLES * 3, sorted({row["step"] for row in counted})):
-        name = f"step {step}"
-        wanted = {"step": step, "op": "forward", "mask": "none", "dtype": dtype, "D": 64}
-        for metric, words, change in (
-            ("model_per_launch", "formula", {"marker": "none"}),
-            ("traffic_per_launch", "counted", {"linestyle": "none"}),
-            ("traffic_issued", "issued by the threads", {"linestyle": "none", "fillstyle": "none"}),
-        ):
-            found = results.series(rows, metric, **wanted)
-            if found:
-                n = [row["Nk"] for row in found]
-                lengths.update(n)
-                ax.plot(n, [row["median"] for row in found], label=f"{name}, {words}", **{**look, **change})
+    for look, ((level, model, traffic), steps) in zip(STYLES * 3, lines.items()):
+        name = f"step{'s' if len(steps) > 1 else ''} {', '.join(steps)}, {level.replace('_', ' ')}"
+        ax.plot(*zip(*model), label=f"{name}: formula", **{**look, "marker": "none"})
+        ax.plot(*zip(*traffic), label=f"{name}: counted", **{**look, "linestyle": "none"})
+        lengths.update(n for n, _ in traffic)
     ax.set_yscale("log")
     ax.set_ylabel(f"bytes a head ({dtype}, D = 64)")
     axis_of_lengths(ax, sorted(lengths))
@@ -220,7 +220,7 @@ def softmax_overflow(rows):
         ax.axhline(height, color=look["color"], linestyle=look["linestyle"], linewidth=1.2)
         if dtype in measured:
             x = measured[dtype]
-            label = f"naive softmax in {dtype} fails from x = {x:.2f} on (measured)"
+            label = f"naive {dtype} softmax fails from {x:.2f} on (measured)"
             marker = {"color": look["color"], "marker": look["marker"], "markersize": 9, "linestyle": "none"}
             ax.plot(x, x * math.log10(math.e), label=label, **marker)
     words = {
@@ -236,7 +236,7 @@ def softmax_overflow(rows):
     ax.set_yticks(powers, [f"1e{power}" for power in powers])
     ax.set_xlim(0, 96)
     ax.set_ylim(0, 42)
-    ax.legend(loc="center left", fontsize=9, bbox_to_anchor=(0.0, 0.62))
+    ax.legend(loc="lower right", fontsize=9, bbox_to_anchor=(1.0, 0.16))
     return fig
 
 

@@ -1,5 +1,7 @@
 #include "common/bench/forward_bench.hpp"
 
+#include <type_traits>
+
 #include "common/bench/device_timing.hpp"
 #include "common/bench/forward_problem.hpp"
 #include "common/bench/memory.hpp"
@@ -84,29 +86,32 @@ template <class T> class TypeBench {
         for (const int head_dim : {64, 128, 256}) {
             if (head_dim > step_.max_head_dim || (session_.tour() && head_dim != 64)) continue;
             for (const int len : {512, 1024, 2048, 4096, 8192, 16384}) {
-                if (session_.tour() && len != 4096) continue;
+                // The sweep over lengths is bf16's; the tour and the other types show one length.
+                const bool is_swept = !session_.tour() && std::is_same_v<T, bf16>;
+                if (len > step_.max_len || (!is_swept && len != 4096)) continue;
                 const int heads = 2048 / head_dim;
-                const Shape shape{16384 / len, heads, heads, len, len, head_dim};
+                Problem<T> problem({16384 / len, heads, heads, len, len, head_dim}, Mask::none());
                 for (const Mask& mask : {Mask::none(), Mask::causal_top_left()}) {
-                    time(shape, mask, *watch, peaks);
+                    problem.set_mask(mask);
+                    time(problem, *watch, peaks);
                 }
             }
         }
         session_.record(whole_device, {{"clock_after", "MHz", exactly(measure_clock_mhz())}});
     }
 
-    void time(const Shape& shape, const Mask& mask, Stopwatch& watch, const Peaks& peaks) {
-        Problem<T> problem(shape, mask);
+    void time(Problem<T>& problem, Stopwatch& watch, const Peaks& peaks) {
+        const Shape& shape = problem.shape();
         check(problem, "random");
         const auto extra_bytes = peak_extra_device_bytes([&] { forward_.call(problem.args()); });
         const Forward<T> timed = forward_.prepare ? forward_.prepare(shape) : forward_.call;
         const Variant variant{step_.variant,
                               [&] { timed(problem.args()); },
-                              {forward_flops(shape, mask), forward_bytes(shape, sizeof(T))},
+                              {forward_flops(shape, problem.mask()), forward_bytes(shape, sizeof(T))},
                               0,
                               {{"extra_memory", "bytes", exactly(static_cast<double>(extra_bytes))}}};
-        const Plan plan{3, 10, 100, session_.tour() ? 0.1 : 0.5};
-        session_.measure(as_case(shape, mask), watch, {variant}, peaks, plan);
+        const Plan plan{2, 5, 100, session_.tour() ? 0.1 : 0.5};
+        session_.measure(as_case(shape, problem.mask()), watch, {variant}, peaks, plan);
     }
 
     Session& session_;
@@ -116,10 +121,11 @@ template <class T> class TypeBench {
 
 }  // namespace
 
-TrafficModel fused_per_block(int block_q) {
+TrafficModel fused_per_block(std::function<int(int head_dim)> block_q) {
     return [block_q](const Shape& s, int element_bytes) {
         const double heads = 1.0 * s.batch * s.heads_q;
-        const double blocks = (s.len_q + block_q - 1) / block_q;
+        const int rows = block_q(s.head_dim);
+        const double blocks = (s.len_q + rows - 1) / rows;
         const double elements = 2.0 * s.len_q * s.head_dim + blocks * 2.0 * s.len_kv * s.head_dim;
         return heads * (elements * element_bytes + 4.0 * s.len_q);
     };
@@ -129,16 +135,20 @@ TrafficModel fused_per_launch() {
     return forward_bytes;
 }
 
-int forward_bench(int argc, char** argv, const GpuForwardStep& step) {
-    return run_bench(argc, argv, step.info, device_backend(), device_label(), [&](Session& session) {
-        const std::string why_not = gpu::why_no_device();
-        if (!why_not.empty()) throw DeviceMissing(why_not);
-        TypeBench<bf16>(session, step, step.bfloat).run();
-        // The tour shows one 2-byte type and fp32; the other 2-byte type runs at the same speed.
-        if (!session.tour()) TypeBench<fp16>(session, step, step.half).run();
-        TypeBench<float>(session, step, step.fp32).run();
-        if (step.more) step.more(session);
-    });
+int forward_bench(int argc, char** argv, const std::vector<GpuForwardStep>& versions) {
+    return run_bench(argc, argv, versions.at(0).info, device_backend(), device_label(),
+                     [&](Session& session) {
+                         const std::string why_not = gpu::why_no_device();
+                         if (!why_not.empty()) throw DeviceMissing(why_not);
+                         for (const GpuForwardStep& step : versions) {
+                             TypeBench<bf16>(session, step, step.bfloat).run();
+                             // The tour shows one 2-byte type and fp32; the other 2-byte type runs at the
+                             // same speed.
+                             if (!session.tour()) TypeBench<fp16>(session, step, step.half).run();
+                             TypeBench<float>(session, step, step.fp32).run();
+                             if (step.more) step.more(session);
+                         }
+                     });
 }
 
 }  // namespace flash::bench

@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "common/attention.hpp"
 #include "common/bench/session.hpp"
@@ -30,6 +31,7 @@ struct GpuForwardStep {
     StepInfo info;
     std::string variant = "forward";
     int max_head_dim = 256;
+    int max_len = 16384;          // longest sequence that is timed on a GPU
     GpuForward<float> fp32 = {};  // without a call: the step has no such function
     GpuForward<fp16> half = {};
     GpuForward<bf16> bfloat = {};
@@ -40,10 +42,11 @@ struct GpuForwardStep {
 
 // Models of the fused kernels (step 05 on). Each block reads its Q tile, all of K and V, and writes its tile
 // of O and L: 2 Nq D + ceil(Nq / BLOCK_Q) 2 Nk D elements and 4 Nq bytes a head.
-TrafficModel fused_per_block(int block_q);
+TrafficModel fused_per_block(std::function<int(int head_dim)> block_q);
 // Every tensor once: 4 N D elements and 4 N bytes a head.
 TrafficModel fused_per_launch();
 
-int forward_bench(int argc, char** argv, const GpuForwardStep& step);
+// One entry per version of the step; the first one's info stands for the program.
+int forward_bench(int argc, char** argv, const std::vector<GpuForwardStep>& versions);
 
 }  // namespace flash::bench

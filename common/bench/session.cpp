@@ -43,7 +43,8 @@ void Session::check(const std::string& what, const std::string& failure) {
 }
 
 void Session::record(const Case& what, const std::vector<Metric>& metrics) {
-    std::string line = "measure  " + what.variant + ", " + what.op + ", " + what.dtype;
+    std::string line =
+        "measure  " + what.variant + ", " + (what.variant == what.op ? "" : what.op + ", ") + what.dtype;
     if (what.op == "softmax") {
         line += " " + std::to_string(what.shape.len_q) + " x " + std::to_string(what.shape.len_kv);
     } else if (what.shape.batch > 0) {

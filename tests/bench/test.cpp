@@ -20,7 +20,6 @@
 #include "common/bench/results.hpp"
 #include "common/bench/session.hpp"
 #include "common/bench/timing.hpp"
-#include "common/gpu/device.hpp"
 
 namespace {
 
@@ -293,13 +292,4 @@ TEST_CASE("an unknown option, a missing value and an unwritable results file are
     CHECK(run({"--csv"}, nothing) == 2);
     CHECK(run({"--csv", "/no/such/directory/x.csv"}, nothing) == 1);
     CHECK(run({"--help"}, nothing) == 0);
-}
-
-TEST_CASE("F6: peak device memory counts one call and nothing before it") {
-    const auto hold = [](std::size_t bytes) { gpu::DeviceBuffer<char> block(bytes); };
-    CHECK(peak_extra_device_bytes([&] { hold(1'000'000); }) == 1'000'000);
-    CHECK(peak_extra_device_bytes([&] { hold(1'000); }) == 1'000);
-    gpu::DeviceBuffer<float> outside(1'000);
-    CHECK(peak_extra_device_bytes([] {}) == 0);
-    CHECK(gpu::device_bytes_in_use() == 4'000);
 }

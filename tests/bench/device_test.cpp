@@ -1,0 +1,49 @@
+// The part of the measuring harness that needs a device: the emulator, or a GPU in a CUDA tree.
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <stdexcept>
+#include <vector>
+
+#include "common/bench/device_timing.hpp"
+#include "common/bench/memory.hpp"
+#include "common/gpu/device.hpp"
+#include "common/testing/needs_device.hpp"
+
+namespace {
+
+using namespace flash;
+using namespace flash::bench;
+
+constexpr std::size_t kBytes = std::size_t{1} << 20;
+
+}  // namespace
+
+TEST_CASE("F6: peak device memory counts one call and nothing before it") {
+    const auto hold = [](std::size_t bytes) { gpu::DeviceBuffer<char> block(bytes); };
+    CHECK(peak_extra_device_bytes([&] { hold(1'000'000); }) == 1'000'000);
+    CHECK(peak_extra_device_bytes([&] { hold(1'000); }) == 1'000);
+    gpu::DeviceBuffer<float> outside(1'000);
+    CHECK(peak_extra_device_bytes([] {}) == 0);
+    CHECK(gpu::device_bytes_in_use() == 4'000);
+}
+
+TEST_CASE("the emulator counts and refuses to time; a GPU is timed and refuses to count") {
+    gpu::DeviceBuffer<char> device(kBytes);
+    const std::vector<char> host(kBytes);
+    const auto copy = [&] { device.copy_from_host(host.data()); };
+    if (gpu::device_info().is_emulator) {
+        CHECK(device_backend() == "emulator");
+        CHECK_THROWS_AS(device_stopwatch(), std::logic_error);
+        CHECK_THROWS_AS(measure_device_peaks("fp32"), std::logic_error);
+        CHECK(count_device_work(copy).front().value.median >= 0);
+        return;
+    }
+    CHECK(device_backend() == "cuda");
+    CHECK_THROWS_AS(count_device_work(copy), std::logic_error);
+    // F1: the time between the events covers the copy, which no device does faster than its memory allows.
+    const auto watch = device_stopwatch();
+    const Peaks peaks = measure_device_peaks("fp32");
+    const Summary s = time_interleaved(*watch, {copy}, {1, 5, 5, 1.0})[0];
+    CHECK(measuring_error(s, {0, kBytes}, peaks).empty());
+}
