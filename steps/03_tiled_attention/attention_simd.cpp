@@ -75,15 +75,16 @@ void forward(const ForwardArgs<float>& args, const SimdKernel& kernel) {
 
     const std::int64_t k_size = divide_up(shape.len_kv, kernel.strip) * kernel.strip * shape.head_dim;
     const std::int64_t v_size = divide_up(shape.head_dim, kernel.strip) * kernel.strip * shape.len_kv;
+    const int threads = static_cast<int>(std::min<std::int64_t>(thread_count(), tiles * group * key_heads));
     constexpr std::int64_t kSmallPackFloats = 1 << 20;
     const std::int64_t heads_that_are_small = kSmallPackFloats / std::max<std::int64_t>(k_size + v_size, 1);
-    const std::int64_t held = std::clamp<std::int64_t>(
-        heads_that_are_small, std::min<std::int64_t>(thread_count(), key_heads), key_heads);
+    const std::int64_t held =
+        std::clamp<std::int64_t>(heads_that_are_small, std::min<std::int64_t>(threads, key_heads), key_heads);
     // new without value initialisation: every float is written by the packing.
     const std::unique_ptr<float[]> packed(new float[static_cast<std::size_t>(held * (k_size + v_size))]);
 
     const std::int64_t diagonal = args.mask.kernel_diagonal(shape);
-#pragma omp parallel
+#pragma omp parallel num_threads(threads)
     for (std::int64_t first = 0; first < key_heads; first += held) {
         const std::int64_t heads = std::min(held, key_heads - first);
 #pragma omp for schedule(dynamic)
