@@ -27,8 +27,7 @@ void run_case(Report& report, const ForwardCase& c, const Capabilities& can, con
         const auto judgement = judge(before, call, c.pattern, c.seed);
         report.compared += judgement.compared;
         report.worst_error_share = std::max(report.worst_error_share, judgement.worst_error_share);
-        if (c.pattern == Pattern::kNormal)
-            report.worst_twin_error = std::max(report.worst_twin_error, judgement.twin_error);
+        report.worst_twin_share = std::max(report.worst_twin_share, judgement.worst_twin_share);
         failure = judgement.failure;
     } catch (const std::exception& error) {
         failure = std::string("threw: ") + error.what();

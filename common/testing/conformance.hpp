@@ -29,7 +29,7 @@ struct Report {
     int cases = 0;                 // run; cases beyond the step's max_work are left out
     std::int64_t compared = 0;     // elements of O and L
     double worst_error_share = 0;  // largest error divided by what is allowed
-    double worst_twin_error = 0;   // largest error of the twin in O over the finite patterns of size 1
+    double worst_twin_share = 0;   // largest error of the twin divided by what theory allows it
     std::vector<std::string> failures;
 };
 

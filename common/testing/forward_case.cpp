@@ -148,6 +148,7 @@ void absorb(Judgement& judgement, const Verdict& verdict, const Compared& values
     judgement.compared += verdict.compared;
     if (verdict.finite > 0 && verdict.allowed > 0)
         judgement.worst_error_share = std::max(judgement.worst_error_share, verdict.error / verdict.allowed);
+    judgement.worst_twin_share = std::max(judgement.worst_twin_share, verdict.twin_share);
     if (verdict.why.empty() || !judgement.failure.empty()) return;
     const auto i = static_cast<std::size_t>(verdict.first_wrong);
     judgement.failure = place + ": " + verdict.why + ": got " + number(values.out[i]) + ", want " +
@@ -184,7 +185,6 @@ void compare_output(Judgement& judgement, const Rows& rows, const ForwardCall<T>
         const Compared values{rows.out_o, rows.reference_o, rows.twin_o};
         const auto verdict =
             compare(values, gate_of_output<T>(rows, s, rows.reference_o, largest_v(call.v, -1)));
-        judgement.twin_error = std::max(judgement.twin_error, verdict.twin_error);
         absorb(judgement, verdict, values,
                verdict.first_wrong < 0 ? "" : where(rows, s, verdict.first_wrong, s.head_dim, "O"));
         return;
@@ -196,7 +196,6 @@ void compare_output(Judgement& judgement, const Rows& rows, const ForwardCall<T>
         const auto twin = channel_of(rows.twin_o, d, s.head_dim);
         const Compared values{out, reference, twin};
         const auto verdict = compare(values, gate_of_output<T>(rows, s, reference, largest_v(call.v, d)));
-        judgement.twin_error = std::max(judgement.twin_error, verdict.twin_error);
         absorb(judgement, verdict, values,
                verdict.first_wrong < 0
                    ? ""

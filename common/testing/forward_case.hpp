@@ -61,7 +61,7 @@ template <class T> ForwardCall<T> make_call(const ForwardCase& c, bool aligned);
 struct Judgement {
     std::int64_t compared = 0;     // elements of O and L compared with the reference
     double worst_error_share = 0;  // largest error divided by what is allowed
-    double twin_error = 0;         // largest error of the twin in O
+    double worst_twin_share = 0;   // largest error of the twin divided by what theory allows it
     std::string failure;           // empty when the call is right
 };
 

@@ -51,6 +51,7 @@ Verdict compare(const Compared& values, const Gate& gate) {
         if (!(twin_error <= gate.twin_bound)) wrong(i, "the twin itself is further off than theory allows");
         verdict.twin_error = std::max(verdict.twin_error, twin_error);
     }
+    if (gate.twin_bound > 0) verdict.twin_share = verdict.twin_error / gate.twin_bound;
     verdict.allowed = gate.twin_factor * verdict.twin_error + gate.floor;
     for (std::size_t i = 0; i < n; ++i) {
         ++verdict.compared;

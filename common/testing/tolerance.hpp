@@ -33,6 +33,7 @@ struct Verdict {
     std::int64_t finite = 0;        // elements whose reference is finite
     double error = 0;               // max |out - reference|
     double twin_error = 0;          // max |twin - reference|
+    double twin_share = 0;          // twin_error divided by its bound
     double allowed = 0;             // twin_factor * twin_error + floor
     std::int64_t first_wrong = -1;  // -1: none
     std::string why;                // empty when all is well

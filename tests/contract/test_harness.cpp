@@ -108,6 +108,31 @@ TEST_CASE("guard bands hold NaN and the canary around every tensor, whatever its
     }
 }
 
+TEST_CASE(
+    "of a call too large for a full reference 96 rows are compared, and every element must be written") {
+    // Equal scores and V = 1: O = 1 and L = ln 2048.
+    auto call = make_call<float>(
+        {"", {1, 2, 1, 512, 2048, 16}, Mask::none(), Storage::kBhnd, Pattern::kZeros}, false);
+    for (float& v : call.v.memory) v = 1;
+    const auto before = call;
+    for (int h = 0; h < 2; ++h)
+        for (int i = 0; i < 512; ++i)
+            for (int d = 0; d < 16; ++d)
+                call.o.memory[static_cast<std::size_t>(call.o.index(0, h, i, d))] = 1;
+    for (std::size_t row = 0; row < 1024; ++row) call.lse[64 + row] = std::log(2048.0f);
+    REQUIRE(work_of(call.shape) > 1 << 24);
+    const auto right = judge(before, call, Pattern::kZeros, 3);
+    CHECK(right.failure == "");
+    CHECK(right.compared == 96 * 17);
+
+    auto last_row_wrong = call;
+    last_row_wrong.lse[64 + 1023] = 7;
+    CHECK(judge(before, last_row_wrong, Pattern::kZeros, 3).failure.find("L[b=0, h=1, i=511]") == 0);
+    auto unwritten = call;
+    unwritten.o.memory[static_cast<std::size_t>(unwritten.o.index(0, 1, 77, 5))] = canary<float>();
+    CHECK(judge(before, unwritten, Pattern::kZeros, 3).failure == "O[b=0, h=1, i=77, d=5] was never written");
+}
+
 TEST_CASE("the conformance cases cover every pattern, storage and mask within a small step's work") {
     std::set<Pattern> patterns;
     std::set<Storage> storages;
