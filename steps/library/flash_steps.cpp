@@ -15,6 +15,7 @@
 #include "common/types.hpp"
 #include "steps/03_tiled_attention/attention.hpp"
 #include "steps/04_naive_gpu/attention.hpp"
+#include "steps/08_fa2_forward/attention.hpp"
 #include "steps/library/guard.hpp"
 
 namespace flash::library {
@@ -36,6 +37,8 @@ constexpr std::array kSteps = {
     Step{3, "03_tiled_attention", false, step03::attention_forward, nullptr, nullptr},
     Step{4, "04_naive_gpu", true, step04::attention_forward<float>, step04::attention_forward<fp16>,
          step04::attention_forward<bf16>},
+    Step{8, "08_fa2_forward", true, nullptr, step08::attention_forward<fp16>,
+         step08::attention_forward<bf16>},
 };
 
 const Step& find_step(int number) {

@@ -36,7 +36,8 @@ struct Result {
 
 template <class T> Result run(const FlashStepInfo& step, const Problem& problem, const Inputs& inputs) {
     ForwardCall<T> forward(step, problem.shape, problem.mask, inputs);
-    REQUIRE_MESSAGE(forward.run() == FLASH_OK, step.name, ": ", flash_steps_last_error());
+    REQUIRE_MESSAGE(forward.run() == FLASH_OK, std::string(step.name), ": ",
+                    std::string(flash_steps_last_error()));
     return {forward.o(), forward.lse()};
 }
 
@@ -76,9 +77,9 @@ template <class T> void check_against_step_03(const Problem& problem, std::uint6
         const double allowed_lse =
             2 * distance(twin.lse, want.lse) + 4 * format_of<float>().ulp(largest(want.lse));
         const Result got = run<T>(step, problem, inputs);
-        CAPTURE(step.name);
-        CAPTURE(problem.name);
-        CAPTURE(dtype_name<T>());
+        CAPTURE(std::string(step.name));
+        CAPTURE(std::string(problem.name));
+        CAPTURE(std::string(dtype_name<T>()));
         CHECK(distance(got.o, want.o) <= allowed_o);
         CHECK(distance(got.lse, want.lse) <= allowed_lse);
         ++compared;
@@ -92,7 +93,7 @@ TEST_CASE("all steps agree with step 03 on the same problem, whatever their type
     for (const FlashStepInfo& step : library_steps()) {
         if (step.step == 3) continue;
         if (!can_run(step)) {
-            MESSAGE(step.name, " is left out: ", flash_steps_last_error());
+            MESSAGE(std::string(step.name), " is left out: ", std::string(flash_steps_last_error()));
             continue;
         }
         for (const int takes : step.accepts_dtype) expected += takes;
@@ -109,7 +110,7 @@ TEST_CASE("all steps agree with step 03 on the same problem, whatever their type
 TEST_CASE("step 03 agrees with the double-precision reference on the same problems") {
     std::uint64_t seed = 200;
     for (const Problem& problem : kProblems) {
-        CAPTURE(problem.name);
+        CAPTURE(std::string(problem.name));
         const Inputs inputs = random_inputs<float>(problem.shape, ++seed);
         ForwardCall<float> forward(library_steps().front(), problem.shape, problem.mask, inputs);
         const auto reference = reference_forward(forward.host_args());

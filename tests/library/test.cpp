@@ -16,8 +16,12 @@ using namespace flash::testing;
 
 constexpr Shape kSmall{1, 2, 1, 5, 7, 16};
 
+std::string last_error() {
+    return flash_steps_last_error();
+}
+
 bool mentions(const std::string& text) {
-    return std::string(flash_steps_last_error()).find(text) != std::string::npos;
+    return last_error().find(text) != std::string::npos;
 }
 
 // Runs check for every step that can run here.
@@ -25,44 +29,34 @@ void for_every_step(const std::function<void(const FlashStepInfo&)>& check) {
     int checked = 0;
     for (const FlashStepInfo& step : library_steps()) {
         if (!can_run(step)) {
-            MESSAGE(step.name, " is left out: ", flash_steps_last_error());
+            MESSAGE(std::string(step.name), " is left out: ", last_error());
             continue;
         }
-        CAPTURE(step.name);
+        CAPTURE(std::string(step.name));
         check(step);
         ++checked;
     }
     REQUIRE(checked >= 1);
 }
 
-// A call that is right but for one change must be refused by every step and dtype, name the argument and
-// write nothing.
-template <class T>
-void check_refused(const FlashStepInfo& step, const std::string& names, void (*spoil)(FlashForward&)) {
-    ForwardCall<T> forward(step, kSmall, Mask::none(), 1);
-    spoil(forward.call);
-    CHECK(forward.run() == FLASH_BAD_ARGUMENT);
-    CHECK_MESSAGE(mentions(names), "'", flash_steps_last_error(), "' should mention '", names, "'");
-    CHECK(forward.nothing_written());
-}
-void refused(const std::string& names, void (*spoil)(FlashForward&)) {
+// Calls check.operator()<T>(step) for every step that can run here and every dtype it takes.
+template <class Check> void for_every_dtype(Check check) {
     for_every_step([&](const FlashStepInfo& step) {
-        if (step.accepts_dtype[FLASH_FP32]) check_refused<float>(step, names, spoil);
-        if (step.accepts_dtype[FLASH_FP16]) check_refused<fp16>(step, names, spoil);
-        if (step.accepts_dtype[FLASH_BF16]) check_refused<bf16>(step, names, spoil);
+        if (step.accepts_dtype[FLASH_FP32]) check.template operator()<float>(step);
+        if (step.accepts_dtype[FLASH_FP16]) check.template operator()<fp16>(step);
+        if (step.accepts_dtype[FLASH_BF16]) check.template operator()<bf16>(step);
     });
 }
 
-template <class T> void check_runs(const FlashStepInfo& step) {
-    const Mask mask = Mask::causal_bottom_right(kSmall);
-    ForwardCall<T> forward(step, kSmall, mask, 2);
-    REQUIRE_MESSAGE(forward.run() == FLASH_OK, flash_steps_last_error());
-    CHECK(std::string(flash_steps_last_error()).empty());
-    const auto want = reference_forward(forward.host_args());
-    const auto lse = forward.lse();
-    REQUIRE(lse.size() == want.lse.size());
-    for (std::size_t i = 0; i < lse.size(); ++i) CHECK(std::abs(double{lse[i]} - want.lse[i]) <= 1e-5);
-    CHECK(forward.o().size() == want.o.size());
+// A call that is right but for one change must be refused, the argument be named and nothing be written.
+void refused(const std::string& names, void (*spoil)(FlashForward&)) {
+    for_every_dtype([&]<class T>(const FlashStepInfo& step) {
+        ForwardCall<T> forward(step, kSmall, Mask::none(), 1);
+        spoil(forward.call);
+        CHECK(forward.run() == FLASH_BAD_ARGUMENT);
+        CHECK_MESSAGE(mentions(names), "'", last_error(), "' should mention '", names, "'");
+        CHECK(forward.nothing_written());
+    });
 }
 
 }  // namespace
@@ -88,10 +82,15 @@ TEST_CASE("asking about a step that is not listed is refused") {
 }
 
 TEST_CASE("every step runs in every dtype it lists, and the last error is then empty") {
-    for_every_step([](const FlashStepInfo& step) {
-        if (step.accepts_dtype[FLASH_FP32]) check_runs<float>(step);
-        if (step.accepts_dtype[FLASH_FP16]) check_runs<fp16>(step);
-        if (step.accepts_dtype[FLASH_BF16]) check_runs<bf16>(step);
+    for_every_dtype([]<class T>(const FlashStepInfo& step) {
+        ForwardCall<T> forward(step, kSmall, Mask::causal_bottom_right(kSmall), 2);
+        REQUIRE_MESSAGE(forward.run() == FLASH_OK, last_error());
+        CHECK(last_error().empty());
+        const auto want = reference_forward(forward.host_args());
+        const auto lse = forward.lse();
+        REQUIRE(lse.size() == want.lse.size());
+        for (std::size_t i = 0; i < lse.size(); ++i) CHECK(std::abs(double{lse[i]} - want.lse[i]) <= 1e-5);
+        CHECK(forward.o().size() == want.o.size());
     });
 }
 
@@ -152,8 +151,10 @@ TEST_CASE("B6: sizes beyond int, negative sizes and spans beyond 64 bits are ref
             [](FlashForward& call) { call.k.shape[2] = call.v.shape[2] = std::int64_t{1} << 31; });
     refused("o.shape[0] (batch) is -1", [](FlashForward& call) { call.o.shape[0] = -1; });
     refused("q.shape[3] (element) is -16", [](FlashForward& call) { call.q.shape[3] = -16; });
+    refused("shape.len_q + shape.len_kv is 2147483652",
+            [](FlashForward& call) { call.k.shape[2] = call.v.shape[2] = std::numeric_limits<int>::max(); });
     refused("2^63", [](FlashForward& call) {
-        call.k.shape[2] = call.v.shape[2] = std::numeric_limits<int>::max();
+        call.k.shape[2] = call.v.shape[2] = 1 << 30;
         call.k.stride[2] = std::int64_t{1} << 40;
     });
 }
@@ -195,13 +196,12 @@ TEST_CASE("outputs that overlap themselves or another tensor, and negative strid
 }
 
 TEST_CASE("the named masks are the diagonals they stand for, bit for bit") {
-    for_every_step([](const FlashStepInfo& step) {
-        if (!step.accepts_dtype[FLASH_FP32]) return;
+    for_every_dtype([]<class T>(const FlashStepInfo& step) {
         const auto result = [&](const Shape& shape, int mask, std::int64_t diagonal) {
-            ForwardCall<float> forward(step, shape, Mask::none(), 5);
+            ForwardCall<T> forward(step, shape, Mask::none(), 5);
             forward.call.mask = mask;
             forward.call.diagonal = diagonal;
-            REQUIRE_MESSAGE(forward.run() == FLASH_OK, flash_steps_last_error());
+            REQUIRE_MESSAGE(forward.run() == FLASH_OK, last_error());
             return forward.lse();
         };
         const Shape square{1, 2, 1, 6, 6, 16};
@@ -216,22 +216,20 @@ TEST_CASE("the named masks are the diagonals they stand for, bit for bit") {
 }
 
 TEST_CASE("a stride of a dimension of size 1 has no meaning and may be anything from 0 up") {
-    for_every_step([](const FlashStepInfo& step) {
-        if (!step.accepts_dtype[FLASH_FP32]) return;
-        const Shape one{1, 1, 1, 1, 1, 1};
-        ForwardCall<float> forward(step, one, Mask::none(), 6);
+    for_every_dtype([]<class T>(const FlashStepInfo& step) {
+        const Shape one{1, 1, 1, 1, 1, 8};
+        ForwardCall<T> forward(step, one, Mask::none(), 6);
         for (FlashTensor* tensor : {&forward.call.q, &forward.call.k, &forward.call.v, &forward.call.o})
-            for (std::int64_t& stride : tensor->stride) stride = 12345;
-        REQUIRE_MESSAGE(forward.run() == FLASH_OK, flash_steps_last_error());
+            for (const std::size_t d : {0, 1, 2}) tensor->stride[d] = 12345;
+        REQUIRE_MESSAGE(forward.run() == FLASH_OK, last_error());
         CHECK(std::isfinite(forward.lse()[0]));
     });
 }
 
 TEST_CASE("A5: through the C interface, no keys give L = -inf and O = 0") {
-    for_every_step([](const FlashStepInfo& step) {
-        if (!step.accepts_dtype[FLASH_FP32]) return;
-        ForwardCall<float> forward(step, Shape{1, 2, 1, 5, 0, 16}, Mask::none(), 7);
-        REQUIRE_MESSAGE(forward.run() == FLASH_OK, flash_steps_last_error());
+    for_every_dtype([]<class T>(const FlashStepInfo& step) {
+        ForwardCall<T> forward(step, Shape{1, 2, 1, 5, 0, 16}, Mask::none(), 7);
+        REQUIRE_MESSAGE(forward.run() == FLASH_OK, last_error());
         for (const float x : forward.o()) CHECK(x == 0.0f);
         for (const float x : forward.lse()) CHECK(x == -std::numeric_limits<float>::infinity());
     });
@@ -251,12 +249,11 @@ TEST_CASE("a thread's last error is its own") {
 }
 
 TEST_CASE("threads that call at once get their own results") {
-    for_every_step([](const FlashStepInfo& step) {
-        if (!step.accepts_dtype[FLASH_FP32]) return;
+    for_every_dtype([]<class T>(const FlashStepInfo& step) {
         constexpr int kThreads = 4, kCalls = 8;
         std::vector<std::vector<float>> alone;
         for (int t = 0; t < kThreads; ++t) {
-            ForwardCall<float> forward(step, kSmall, Mask::none(), 10 + static_cast<std::uint64_t>(t));
+            ForwardCall<T> forward(step, kSmall, Mask::none(), 10 + static_cast<std::uint64_t>(t));
             REQUIRE(forward.run() == FLASH_OK);
             alone.push_back(forward.o());
         }
@@ -266,7 +263,7 @@ TEST_CASE("threads that call at once get their own results") {
             threads.emplace_back([&, t] {
                 const auto index = static_cast<std::size_t>(t);
                 for (int i = 0; i < kCalls; ++i) {
-                    ForwardCall<float> forward(step, kSmall, Mask::none(), 10 + index);
+                    ForwardCall<T> forward(step, kSmall, Mask::none(), 10 + index);
                     if (forward.run() != FLASH_OK || forward.o() != alone[index]) ++wrong[index];
                     if (flash_steps_forward(100 + t, &forward.call, nullptr) != FLASH_UNSUPPORTED)
                         ++wrong[index];
@@ -289,9 +286,9 @@ TEST_CASE("device memory: bytes come back as they went, and bad requests are ref
 
     void* device = flash_steps_device_alloc(1000);
     if (device == nullptr) {
-        MESSAGE("no device memory here: ", flash_steps_last_error());
+        MESSAGE("no device memory here: ", last_error());
         CHECK(std::string(flash_steps_backend()) == "cuda");
-        CHECK(!std::string(flash_steps_last_error()).empty());
+        CHECK(!last_error().empty());
         return;
     }
     std::vector<unsigned char> sent(1000), received(1000);
@@ -305,5 +302,5 @@ TEST_CASE("device memory: bytes come back as they went, and bad requests are ref
 
 TEST_CASE("more device memory than there is gives a device error and no memory") {
     CHECK(flash_steps_device_alloc(std::numeric_limits<std::size_t>::max() / 2) == nullptr);
-    CHECK(!std::string(flash_steps_last_error()).empty());
+    CHECK(!last_error().empty());
 }
