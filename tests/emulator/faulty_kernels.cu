@@ -41,12 +41,16 @@ __global__ void no_barrier_after_write_kernel(float* y) {
     y[threadIdx.x] = smem[threadIdx.x ^ 32u];
 }
 
+// Whichever warp runs first, only the missing barrier is wrong: warp 1 reads what warp 0 overwrites.
 __global__ void no_barrier_before_overwrite_kernel(float* y) {
     float* smem = gpu::dynamic_smem<float>();
     smem[threadIdx.x] = 1;
     __syncthreads();
-    y[threadIdx.x] = smem[threadIdx.x ^ 32u];
-    smem[threadIdx.x] = 2;
+    if (threadIdx.x < 32) {
+        smem[threadIdx.x] = 2;
+    } else {
+        y[threadIdx.x] = smem[threadIdx.x - 32];
+    }
 }
 
 __global__ void no_barrier_after_zeroing_kernel(float* y) {

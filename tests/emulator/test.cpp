@@ -287,8 +287,8 @@ TEST_CASE("a missing barrier between a write and another thread's read is report
 
 TEST_CASE("a missing barrier between a read and another thread's write is reported under every warp order") {
     if (hooks_are_off()) return;
-    check_reported(forget_barrier_before_overwrite,
-                   {"no_barrier_before_overwrite_kernel", "of 4 bytes at 0x", "with no barrier in between"});
+    check_reported(forget_barrier_before_overwrite, {"no_barrier_before_overwrite_kernel", "thread (",
+                                                     "of 4 bytes at 0x", "with no barrier in between"});
 }
 
 TEST_CASE("C2: zeroing a shared sum races with the adds of other warps when no barrier lies between") {
