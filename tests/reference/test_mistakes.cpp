@@ -228,6 +228,10 @@ TEST_CASE_TEMPLATE("a tiled attention without a mistake is not reported", T, flo
     CHECK(cases.cases > 50);
 }
 
+TEST_CASE_TEMPLATE("a tiled attention without a mistake is right on random shapes", T, float, fp16, bf16) {
+    run_forward_fuzz<T, HostBuffer>({.step = "a tiled attention"}, &attention<T, Mistake::kNone>);
+}
+
 TEST_CASE_TEMPLATE("every mistake is reported", T, float, bf16) {
     all_mistakes_must_be_reported<T>();
 }
