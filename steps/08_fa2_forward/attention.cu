@@ -250,12 +250,18 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
 
     // One barrier a tile: behind it this tile is there for every thread, and no thread still reads the oldest
     // stage.
-    for (int tile = 0; tile < tiles; ++tile) {
+    const auto await_tile = [] {
         gpu::cp_async_wait<STAGES - 2>();
         __syncthreads();
-        if (tile < tiles_full) {
-            attend(tile, std::false_type{});
-        } else if (tile * BLOCK_KV < warp_first_row + WARP_ROWS + diagonal && warp_first_row < shape.len_q) {
+    };
+    int tile = 0;
+    for (; tile < tiles_full; ++tile) {
+        await_tile();
+        attend(tile, std::false_type{});
+    }
+    for (; tile < tiles; ++tile) {
+        await_tile();
+        if (tile * BLOCK_KV < warp_first_row + WARP_ROWS + diagonal && warp_first_row < shape.len_q) {
             attend(tile, std::true_type{});
         } else {  // hidden from every row of this warp, which still copies its share for the others
             copy_kv_slices(tile + STAGES - 1, 0, SLICES);
