@@ -40,8 +40,7 @@ float shift_for(float row_max) {
 
 std::int64_t full_extra_bytes(const Shape& shape) {
     detail::check_shape(shape, LIMITS);
-    const std::int64_t scores = std::int64_t{shape.len_q} * shape.len_kv;
-    return std::min(scores, INT64_MAX / 4) * 4;
+    return std::int64_t{4} * shape.len_q * shape.len_kv;
 }
 
 void attention_full(const ForwardArgs<float>& args) {
