@@ -166,23 +166,24 @@ Problem row_of_scores(const std::vector<float>& scores, const std::vector<float>
 }  // namespace
 
 TEST_CASE("every variant fulfils the contract") {
-    for (const auto& [name, forward] : VARIANTS) {
-        CAPTURE(name);
-        flash::testing::run_forward_conformance<float, HostBuffer>(capabilities(name), forward);
+    for (const Variant& variant : VARIANTS) {
+        CAPTURE(variant.name);
+        flash::testing::run_forward_conformance<float, HostBuffer>(capabilities(variant.name),
+                                                                   variant.forward);
     }
 }
 
 TEST_CASE("every variant is right on random shapes") {
-    for (const auto& [name, forward] : VARIANTS) {
-        CAPTURE(name);
-        flash::testing::run_forward_fuzz<float, HostBuffer>(capabilities(name), forward);
+    for (const Variant& variant : VARIANTS) {
+        CAPTURE(variant.name);
+        flash::testing::run_forward_fuzz<float, HostBuffer>(capabilities(variant.name), variant.forward);
     }
 }
 
 TEST_CASE("every variant refuses bad arguments by name before anything is written") {
-    for (const auto& [name, forward] : VARIANTS) {
-        CAPTURE(name);
-        flash::testing::run_bad_arguments<float, HostBuffer>(capabilities(name), forward);
+    for (const Variant& variant : VARIANTS) {
+        CAPTURE(variant.name);
+        flash::testing::run_bad_arguments<float, HostBuffer>(capabilities(variant.name), variant.forward);
     }
 }
 
@@ -207,14 +208,14 @@ TEST_CASE("fa2_forward avoids the faults others have met") {
 // The lesson's numbers
 
 TEST_CASE("the worked example: scores 2, 1, 5, 3 with values 10, 20, 30, 40 give O = 30.145 and L = 5.1852") {
-    for (const auto& [name, forward] : VARIANTS) {
-        CAPTURE(name);
+    for (const Variant& variant : VARIANTS) {
+        CAPTURE(variant.name);
         Problem first_tile = row_of_scores({2, 1}, {10, 20});
-        first_tile.run(forward);
+        first_tile.run(variant.forward);
         CHECK(first_tile.o.data()[0] == doctest::Approx(17.357589 / 1.367879));
         CHECK(first_tile.lse.data()[0] == doctest::Approx(2 + std::log(1.367879)));
         Problem whole = row_of_scores({2, 1, 5, 3}, {10, 20, 30, 40});
-        whole.run(forward);
+        whole.run(variant.forward);
         CHECK(whole.o.data()[0] == doctest::Approx(30.144964));
         CHECK(whole.lse.data()[0] == doctest::Approx(5.185182));
     }
@@ -258,7 +259,6 @@ TEST_CASE(
 
     CHECK(full_extra_bytes({1, 1, 1, 65536, 65536, 64}) == 17'179'869'184);
     Problem whole{.shape = {1, 1, 1, 65536, 65536, 1}};
-    std::int64_t extra = -1;
     std::string message;
     const auto full = [&] {
         try {
@@ -267,7 +267,7 @@ TEST_CASE(
             message = error.what();
         }
     };
-    extra = bench::peak_extra_host_bytes(full);
+    const std::int64_t extra = bench::peak_extra_host_bytes(full);
     CHECK(message.find("17179869184 bytes for the score matrix") != std::string::npos);
     CHECK(extra < 1000);  // the message
 }
@@ -299,13 +299,13 @@ TEST_CASE("a query to which all keys look alike has L = ln of their number and t
 
 TEST_CASE("the same call gives the same bits, however the threads take the tiles") {
     Problem p = random_problem({2, 4, 2, 200, 150, 32});
-    for (const auto& [name, forward] : VARIANTS) {
-        CAPTURE(name);
-        p.run(forward);
+    for (const Variant& variant : VARIANTS) {
+        CAPTURE(variant.name);
+        p.run(variant.forward);
         const std::vector<float> o(p.o.data(), p.o.data() + p.o.size());
         const std::vector<float> lse(p.lse.data(), p.lse.data() + p.lse.size());
         for (int repeat = 0; repeat < 5; ++repeat) {
-            p.run(forward);
+            p.run(variant.forward);
             CHECK(std::equal(o.begin(), o.end(), p.o.data()));
             CHECK(std::equal(lse.begin(), lse.end(), p.lse.data()));
         }
@@ -387,10 +387,10 @@ TEST_CASE("the functions that state extra memory refuse impossible sizes and do 
 
 TEST_CASE(
     "A9: a NaN or +inf score makes its row NaN, never zeros, wherever the key is; other rows stay right") {
-    for (const auto& [name, forward] : VARIANTS) {
+    for (const Variant& variant : VARIANTS) {
         for (const float bad : {QUIET_NAN, INF}) {
             for (const int key : {0, 63, 64, 99}) {
-                CAPTURE(name);
+                CAPTURE(variant.name);
                 CAPTURE(bad);
                 CAPTURE(key);
                 Problem p{.shape = {1, 1, 1, 3, 100, 2}};
@@ -398,7 +398,7 @@ TEST_CASE(
                 set_all(p.k, 1);
                 set_normal(p.v, 3);
                 p.k.data()[key * 2] = bad;
-                p.run(forward);
+                p.run(variant.forward);
                 CHECK(all_nan(p.o.data(), 2));
                 CHECK(std::isnan(p.lse.data()[0]));
                 CHECK(std::isnan(p.lse.data()[1]));  // 0 * bad is NaN too
@@ -407,7 +407,7 @@ TEST_CASE(
         Problem masked = random_problem({1, 1, 1, 2, 70, 2});
         set(masked.q, {1, 0, -INF, -INF});
         set_all(masked.k, 1);
-        masked.run(forward);
+        masked.run(variant.forward);
         CHECK(std::isfinite(masked.o.data()[0]));
         CHECK(masked.o.data()[2] == 0);  // scores of -inf are masked keys
         CHECK(masked.lse.data()[1] == -INF);
@@ -416,14 +416,14 @@ TEST_CASE(
 
 TEST_CASE(
     "A13: a first tile of -inf scores before real scores of -2e6 leaves finite results and weights of 0") {
-    for (const auto& [name, forward] : VARIANTS) {
-        CAPTURE(name);
+    for (const Variant& variant : VARIANTS) {
+        CAPTURE(variant.name);
         std::vector<float> scores(130, -INF), values(130, 1000);
         scores[128] = scores[129] = -2e6f;
         values[128] = 1;
         values[129] = 3;
         Problem p = row_of_scores(scores, values);
-        p.run(forward);
+        p.run(variant.forward);
         CHECK(p.o.data()[0] == 2);
         CHECK(p.lse.data()[0] == doctest::Approx(-2e6));
     }
