@@ -15,6 +15,9 @@
 #include "common/types.hpp"
 #include "steps/03_tiled_attention/attention.hpp"
 #include "steps/04_naive_gpu/attention.hpp"
+#include "steps/05_flash_forward/attention.hpp"
+#include "steps/06_tensor_cores/attention.hpp"
+#include "steps/07_async_pipeline/attention.hpp"
 #include "steps/08_fa2_forward/attention.hpp"
 #include "steps/library/guard.hpp"
 
@@ -37,6 +40,12 @@ constexpr std::array kSteps = {
     Step{3, "03_tiled_attention", false, step03::attention_forward, nullptr, nullptr},
     Step{4, "04_naive_gpu", true, step04::attention_forward<float>, step04::attention_forward<fp16>,
          step04::attention_forward<bf16>},
+    Step{5, "05_flash_forward", true, step05::attention_forward<float>, step05::attention_forward<fp16>,
+         step05::attention_forward<bf16>},
+    Step{6, "06_tensor_cores", true, nullptr, step06::attention_forward<fp16>,
+         step06::attention_forward<bf16>},
+    Step{7, "07_async_pipeline", true, nullptr, step07::attention_forward<fp16>,
+         step07::attention_forward<bf16>},
     Step{8, "08_fa2_forward", true, nullptr, step08::attention_forward<fp16>,
          step08::attention_forward<bf16>},
 };
