@@ -57,15 +57,19 @@ template <class T> std::vector<BadArgument<T>> changes(const Capabilities& can) 
         {"all heads of O in one place", "o's strides", [](Args& a) { a.o.stride_head = 0; }},
         {"all batch entries of O in one place", "o's strides", [](Args& a) { a.o.stride_batch = 0; }},
         {"O in the place of Q", "o overlaps q", [](Args& a) { a.o.data = const_cast<T*>(a.q.data); }},
-        {"O in the place of V", "o overlaps v", [](Args& a) { a.o.data = const_cast<T*>(a.v.data); }},
+        // O is longer than V, and on a GPU the next tensor may lie right behind V.
+        {"O in the place of V", "o overlaps", [](Args& a) { a.o.data = const_cast<T*>(a.v.data); }},
         {"L inside K", "lse overlaps k",
          [](Args& a) { a.lse = const_cast<float*>(reinterpret_cast<const float*>(a.k.data)); }},
         {"L inside O", "o overlaps lse", [](Args& a) { a.lse = reinterpret_cast<float*>(a.o.data); }},
         {"strides whose span overflows", "k spans more than 2^63 bytes",
          [](Args& a) { a.k.stride_batch = std::int64_t{1} << 62; }},
+        {"more queries and keys than 32-bit indices reach", "shape.len_q + shape.len_kv is",
+         [](Args& a) { a.shape.len_q = a.shape.len_kv = kMaxInt - 8; }},
         {"sizes whose product overflows", "",
          [](Args& a) {
-             a.shape.batch = a.shape.heads_q = a.shape.heads_kv = a.shape.len_q = kMaxInt;
+             a.shape.batch = a.shape.heads_q = a.shape.heads_kv = kMaxInt;
+             a.shape.len_q = kMaxInt / 2;
              a.o.stride_row = a.shape.head_dim;
              a.o.stride_head = a.o.stride_row * kMaxInt;
              a.o.stride_batch = std::numeric_limits<std::int64_t>::max() / 8 * 8;
