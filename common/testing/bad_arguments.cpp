@@ -66,13 +66,19 @@ template <class T> std::vector<BadArgument<T>> changes(const Capabilities& can) 
          [](Args& a) { a.k.stride_batch = std::int64_t{1} << 62; }},
         {"more queries and keys than 32-bit indices reach", "shape.len_q + shape.len_kv is",
          [](Args& a) { a.shape.len_q = a.shape.len_kv = kMaxInt - 8; }},
-        {"sizes whose product overflows", "",
+        {"sizes whose product overflows", "o spans more than 2^63 bytes",
          [](Args& a) {
              a.shape.batch = a.shape.heads_q = a.shape.heads_kv = kMaxInt;
              a.shape.len_q = kMaxInt / 2;
              a.o.stride_row = a.shape.head_dim;
              a.o.stride_head = a.o.stride_row * kMaxInt;
              a.o.stride_batch = std::numeric_limits<std::int64_t>::max() / 8 * 8;
+         }},
+        {"an L whose size overflows", "lse spans more than 2^63 bytes",
+         [](Args& a) {
+             a.shape.batch = a.shape.heads_q = a.shape.heads_kv = kMaxInt;
+             a.shape.len_q = kMaxInt / 2;
+             a.shape.head_dim = 0;
          }},
     };
 }

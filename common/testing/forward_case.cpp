@@ -98,7 +98,7 @@ double largest_finite(std::span<const double> values) {
 }
 
 constexpr double kFp32Roundoff = 0x1p-24;
-constexpr double kFloorUlps = 3;
+constexpr double kFloorUlps = 2;
 
 // What an fp32 score may be off by. Rounding errors of a sum of n terms grow like sqrt(n); 4 is four standard
 // deviations.

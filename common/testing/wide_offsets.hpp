@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/gpu/device.hpp"
+#include "common/simt/counters.hpp"
 #include "common/testing/forward_case.hpp"
 #include "common/testing/host_buffer.hpp"
 
@@ -33,6 +34,13 @@ template <class T, template <class> class Buffer> class TwoRegions {
     static bool on_emulator() {
         if constexpr (std::is_same_v<Buffer<T>, gpu::DeviceBuffer<T>>) return gpu::device_info().is_emulator;
         return false;
+    }
+
+    // Under AddressSanitizer the emulator hands out ordinary memory, which cannot be placed.
+    static bool can_place() {
+        if constexpr (std::is_same_v<Buffer<T>, gpu::DeviceBuffer<T>>)
+            return !on_emulator() || simt::hooks_enabled();
+        return true;
     }
 
     T* data() { return first_.data(); }
@@ -110,6 +118,11 @@ std::vector<std::uint32_t> spread_result(const ForwardCall<T>& call, bool far_in
 template <class T, template <class> class Buffer>
 std::string check_wide_offsets(const Capabilities& can, void (*forward)(const ForwardArgs<T>&)) {
     using Regions = TwoRegions<T, Buffer>;
+    if (!Regions::can_place()) {
+        std::printf(
+            "SKIP: B6 is left out: this build's device memory cannot be placed 2^31 elements apart\n");
+        return "";
+    }
     if (Regions::on_device() && !Regions::on_emulator()) {
         const std::size_t needed = static_cast<std::size_t>(Regions::kFar) * sizeof(T);
         if (gpu::device_info().memory_bytes / 2 < needed) {
