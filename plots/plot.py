@@ -307,9 +307,10 @@ PICTURES = {
 }
 
 
-def machine_with(rows, step):
-    """Rows of one machine: the first that ran the step. A picture shows one machine."""
-    machines = list(dict.fromkeys(row["machine"] for row in rows if row["step"] == step))
+def rows_for(name, rows):
+    """A picture shows one machine: the first that ran what it needs, step 03 or the emulator."""
+    column, value = ("backend", "emulator") if name == "io_model" else ("step", "03")
+    machines = [row["machine"] for row in rows if row[column] == value]
     return [row for row in rows if not machines or row["machine"] == machines[0]]
 
 
@@ -331,7 +332,7 @@ def main(arguments=None):
         style()
         path = options.out / f"{name}.svg"
         try:
-            fig = picture(machine_with(rows, "04" if name == "io_model" else "03"))
+            fig = picture(rows_for(name, rows))
         except Skip as why:
             print(f"{name}.svg skipped: {why}")
             continue
