@@ -79,14 +79,19 @@ template <class T> bool same_bits(const std::vector<T>& a, const std::vector<T>&
     return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
 }
 
+// The T whose lowest bits these are.
+template <class T> T from_bits(std::uint32_t bits) {
+    T x;
+    std::memcpy(static_cast<void*>(&x), &bits, sizeof(T));
+    return x;
+}
+
 // A NaN with a payload that no computation yields: what an output element holds until it is written.
 template <class T> T canary() {
     const std::uint32_t bits = sizeof(T) == 4                            ? 0x7fc5a5a5u
                                : bits_of(from_float<T>(1.0f)) == 0x3c00u ? 0x7e5au
                                                                          : 0x7fdau;
-    T x;
-    std::memcpy(static_cast<void*>(&x), &bits, sizeof(T));
-    return x;
+    return from_bits<T>(bits);
 }
 
 }  // namespace flash::testing

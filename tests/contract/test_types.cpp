@@ -3,7 +3,6 @@
 
 #include <bit>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "common/testing/inputs.hpp"
@@ -47,13 +46,6 @@ template <> Layout layout_of<fp16>() {
 }
 template <> Layout layout_of<bf16>() {
     return {8, 7};
-}
-
-template <class T> T from_bits(std::uint32_t bits) {
-    const auto narrow = static_cast<std::uint16_t>(bits);
-    T x;
-    std::memcpy(&x, &narrow, sizeof(x));
-    return x;
 }
 
 }  // namespace
