@@ -10,16 +10,16 @@ namespace {
 
 constexpr std::size_t kRow = 16;  // bytes
 
-void mark_row(std::uint32_t offset, std::uint32_t flag) {
+void mark_row(std::uint32_t offset, std::uint32_t stamp, std::uint32_t flag) {
     for (std::size_t i = 0; i < kRow / 2; ++i)
-        machine.cells[offset / 2 + i].write = machine.stamp << kStampShift | machine.thread_id | flag;
+        machine.cells[offset / 2 + i].write = stamp << kStampShift | machine.thread_id | flag;
 }
 
 void complete(const PendingCopy& copy) {
     auto* to = reinterpret_cast<std::byte*>(machine.shared_begin + copy.shared_offset);
     std::memset(to, 0, kRow);
     if (copy.bytes > 0) std::memcpy(to, copy.source, static_cast<std::size_t>(copy.bytes));
-    mark_row(copy.shared_offset, 0);
+    mark_row(copy.shared_offset, machine.stamp, 0);
 }
 
 }  // namespace
@@ -50,10 +50,18 @@ void cp_async(std::uint32_t shared, const void* source, int bytes) {
         machine.counters.cp_async_bytes += static_cast<std::uint64_t>(bytes);
     }
     access_shared(machine, to, kRow, Access::kWrite);
-    mark_row(shared, kInFlight);
+    mark_row(shared, kMaxStamp, kInFlight);
     std::memset(reinterpret_cast<void*>(to), 0xff, kRow);  // NaN, whoever reads it all the same
     thread.copies.push_back({shared, bytes, source, thread.committed_groups});
     note_async_row(thread, shared);
+}
+
+void abandon_copies(Thread& thread) {
+    for (const PendingCopy& copy : thread.copies) {
+        for (std::size_t i = 0; i < kRow / 2; ++i) machine.cells[copy.shared_offset / 2 + i].write = 0;
+    }
+    thread.copies.clear();
+    thread.committed_groups = 0;
 }
 
 void cp_async_commit() {

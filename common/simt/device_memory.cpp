@@ -25,7 +25,6 @@ void* reserve(std::size_t bytes) {
 namespace {
 
 constexpr std::size_t kPage = 4096;
-constexpr std::size_t kLineBytes = 64;
 
 std::mutex memory_mutex;
 std::map<std::uintptr_t, std::size_t> allocations;  // begin, exact size

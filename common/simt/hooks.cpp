@@ -16,6 +16,8 @@ template <std::size_t kBytes> inline void aligned(const void* address, Access ac
     const auto place = reinterpret_cast<std::uintptr_t>(address);
     if (place % kBytes != 0) [[unlikely]]
         flash::simt::fail_misaligned(access, kBytes, place);
+    if (flash::simt::is_ordinary<kBytes>(*m, place, access)) [[likely]]
+        return;
     flash::simt::access_memory(*m, place, kBytes, access);
 }
 

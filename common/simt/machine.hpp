@@ -14,6 +14,7 @@ namespace flash::simt {
 
 inline constexpr int kMaxThreads = 1024;
 inline constexpr int kWarp = 32;
+inline constexpr std::size_t kLineBytes = 64;
 inline constexpr std::size_t kSharedReserve = std::size_t{1} << 20;  // address room around shared memory
 inline constexpr std::size_t kSharedCapacity = std::size_t{256} * 1024;
 inline constexpr std::size_t kStackBytes = std::size_t{256} * 1024;
@@ -38,7 +39,7 @@ extern Arena arena;
 // 20 bits and a thread in the lower 10; time is the number of barriers so far, so stamps of a block that has
 // ended are old.
 struct SharedCell {
-    std::uint32_t write;  // flags: kInFlight, kByAtomic
+    std::uint32_t write;  // flags: kByAtomic; kInFlight, whose stamp is kMaxStamp
     std::uint32_t read;   // flags: kReadByWarp (several threads of one warp), kReadByBlock (of several warps)
 };
 inline constexpr std::uint32_t kThreadMask = 0x3ff;
@@ -151,6 +152,8 @@ std::string hex(std::uintptr_t value);
 // A new point in time: accesses before it are ordered before those after it, for the block or for one warp.
 std::uint32_t advance_time();
 
+// Forgets what a thread of the block before has issued and never waited for.
+void abandon_copies(Thread& thread);
 // cp.async's part of the bank-conflict count: collected per thread, counted at each barrier.
 void note_async_row(Thread& thread, std::uint32_t offset);
 void count_async_conflicts(Warp& warp);

@@ -132,7 +132,7 @@ bool release_barrier() {
         machine.threads[i].async_turn = 0;
         make_ready(machine.threads[i]);
     }
-    for (Warp& warp : machine.warps) count_async_conflicts(warp);
+    for (int w = 0; w * kWarp < machine.thread_count; ++w) count_async_conflicts(machine.warps[w]);
     return true;
 }
 
@@ -153,8 +153,6 @@ void begin_block() {
     for (int i = 0; i < machine.thread_count; ++i) {
         Thread& thread = machine.threads[i];
         thread.state = State::kFresh;
-        thread.copies.clear();
-        thread.committed_groups = 0;
         thread.async_turn = 0;
     }
     for (int w = 0; w * kWarp < machine.thread_count; ++w) {
@@ -182,7 +180,8 @@ void run_block(Random& random) {
         if (!machine.error.empty()) return;
         if (machine.live > 0 && !release_barrier() && !any) return report_stuck_block();
     }
-    for (Warp& warp : machine.warps) count_async_conflicts(warp);
+    for (int w = 0; w < warps; ++w) count_async_conflicts(machine.warps[w]);
+    for (int i = 0; i < machine.thread_count; ++i) abandon_copies(machine.threads[i]);
 }
 
 void set_thread_indices(const dim3& block) {
@@ -247,7 +246,10 @@ void run(const Launch& launch) {
     set_thread_indices(launch.block);
     run_grid(launch.grid);
     if (!machine.error.empty()) {
-        for (Thread& thread : machine.threads) drop_fiber(thread);
+        for (Thread& thread : machine.threads) {
+            drop_fiber(thread);
+            abandon_copies(thread);
+        }
         throw EmulatorError(machine.error);
     }
     last = machine.counters;

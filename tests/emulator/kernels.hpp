@@ -23,6 +23,8 @@ void cp_async_with_row_stride(int stride_bytes);
 void launch_empty(unsigned grid_y, unsigned block_x, std::size_t shared_bytes);
 bool every_thread_runs_once(int blocks, int threads);
 void many_barriers(int barriers);
+Floats many_syncwarps(int syncs);
+Floats leave_copies_unfinished(int blocks);
 
 // ---- faulty_kernels.cu
 

@@ -97,6 +97,30 @@ __global__ void cp_async_stride_kernel(const float* x, int stride_bytes) {
     __syncthreads();
 }
 
+// Every block leaves a copy on its way, to where the next block's threads write.
+__global__ void unfinished_copy_kernel(const float* x, float* y) {
+    float* smem = gpu::dynamic_smem<float>();
+    smem[threadIdx.x] = 3;
+    __syncthreads();
+    y[blockIdx.x * blockDim.x + threadIdx.x] = smem[threadIdx.x ^ 1u];
+    __syncthreads();
+    if (threadIdx.x < 8) gpu::cp_async_16(gpu::smem_address(smem + 4 * threadIdx.x), x + 4 * threadIdx.x, 16);
+}
+
+// A long row of __syncwarp, after a barrier and a cp.async whose bytes are still on their way.
+__global__ void many_syncwarps_kernel(const float* x, float* y, int syncs) {
+    float* smem = gpu::dynamic_smem<float>();
+    gpu::cp_async_16(gpu::smem_address(smem + 4 * threadIdx.x), x + 4 * threadIdx.x, 16);
+    gpu::cp_async_commit();
+    smem[128 + threadIdx.x] = 1;
+    __syncthreads();
+    for (int i = 0; i < syncs; ++i) __syncwarp();
+    float sum = smem[128 + (threadIdx.x ^ 1u)];
+    gpu::cp_async_wait<0>();
+    sum += smem[4 * threadIdx.x];
+    y[threadIdx.x] = sum;
+}
+
 __global__ void empty_kernel() {}
 
 __global__ void visit_kernel(int* visits) {
@@ -197,6 +221,21 @@ void cp_async_with_row_stride(int stride_bytes) {
     const auto in = to_device(Floats(4 * 32, 1.0f));
     gpu::launch(cp_async_stride_kernel, 1, 32, static_cast<std::size_t>(32 * stride_bytes), nullptr,
                 in.data(), stride_bytes);
+}
+
+Floats leave_copies_unfinished(int blocks) {
+    const auto in = to_device(Floats(32, 1.0f));
+    gpu::DeviceBuffer<float> out(static_cast<std::size_t>(32 * blocks));
+    gpu::launch(unfinished_copy_kernel, static_cast<unsigned>(blocks), 32, 128, nullptr, in.data(),
+                out.data());
+    return to_host(out);
+}
+
+Floats many_syncwarps(int syncs) {
+    const auto in = to_device(Floats(128, 5.0f));
+    gpu::DeviceBuffer<float> out(32);
+    gpu::launch(many_syncwarps_kernel, 1, 32, 512 + 128, nullptr, in.data(), out.data(), syncs);
+    return to_host(out);
 }
 
 void launch_empty(unsigned grid_y, unsigned block_x, std::size_t shared_bytes) {

@@ -191,6 +191,11 @@ TEST_CASE("__syncwarp orders a warp's accesses to shared memory") {
 TEST_CASE("a block may run more barriers than there are time stamps") {
     many_barriers(1 << 21);
     CHECK(simt::last_launch().barriers == (1 << 21) + 1);
+    CHECK(many_syncwarps(1 << 20) == Floats(32, 6.0f));
+}
+
+TEST_CASE("a cp.async that nobody waits for ends with its block") {
+    CHECK(leave_copies_unfinished(5) == Floats(32 * 5, 3.0f));
 }
 
 TEST_CASE("host threads may launch at the same time") {
