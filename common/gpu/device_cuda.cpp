@@ -3,8 +3,10 @@
 #include <cxxabi.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -12,10 +14,13 @@
 #include "common/gpu/device.hpp"
 #include "common/gpu/launch_checks.hpp"
 #include "common/gpu/launch_cuda.hpp"
+#include "common/simt/control.hpp"
 
 namespace flash::gpu {
 
 namespace {
+
+std::atomic<std::size_t> shared_limit = std::numeric_limits<std::size_t>::max();
 
 constexpr std::size_t kSharedWithoutOptIn = std::size_t{48} * 1024;
 
@@ -102,7 +107,8 @@ void launch_kernel(const void* kernel, dim3 grid, dim3 block, std::size_t shared
         found = all_facts.emplace(std::pair{device, kernel}, ask_about(kernel, device)).first;
     KernelFacts& facts = found->second;
 
-    const std::string illegal = why_launch_is_illegal(grid, block, shared_bytes, facts.shared_available);
+    const std::string illegal = why_launch_is_illegal(grid, block, shared_bytes,
+                                                      std::min(facts.shared_available, shared_limit.load()));
     if (!illegal.empty()) throw DeviceError("kernel " + kernel_name(kernel) + ": " + illegal);
     const unsigned threads = block.x * block.y * block.z;
     if (threads > static_cast<unsigned>(facts.max_threads)) {
@@ -167,7 +173,9 @@ DeviceInfo device_info() {
     const std::lock_guard lock(mutex);
     auto found = known.find(device);
     if (found == known.end()) found = known.emplace(device, ask_about_device(device)).first;
-    return found->second;
+    DeviceInfo info = found->second;
+    info.shared_per_block_optin = std::min(info.shared_per_block_optin, shared_limit.load());
+    return info;
 }
 
 void synchronize() {
@@ -202,3 +210,15 @@ std::string why_no_device() {
 }
 
 }  // namespace flash::gpu
+
+namespace flash::simt {
+
+void set_seed(std::uint64_t) {}
+std::uint64_t seed() {
+    return 0;
+}
+void set_shared_memory_limit(std::size_t bytes) {
+    gpu::shared_limit = bytes;
+}
+
+}  // namespace flash::simt

@@ -1,4 +1,5 @@
-// What a host program can set on the emulator, and the error a faulty kernel ends in.
+// What a host program can set on the emulator, and the error a faulty kernel ends in. In a CUDA tree the seed
+// has no effect, and the limit lowers what the device is said to have and what a launch may ask for.
 #pragma once
 
 #include <cstddef>
