@@ -1,0 +1,283 @@
+"""The forward of every step for PyTorch, through the C interface in flash_steps.h.
+
+    from flash_steps import flash_attention
+    o = flash_attention(q, k, v, causal=True)                                  # (B, H, N, D), step 08
+    o, lse = flash_attention(q, k, v, causal="bottom_right", step=6, return_lse=True)
+
+A library built for CUDA takes CUDA tensors and works on the current stream. One built for the emulator takes CPU tensors:
+GPU steps then run on copies in the emulator's device memory, slowly, with the same results and refusals.
+"""
+
+import ctypes
+import functools
+import math
+import operator
+import os
+import pathlib
+
+import torch
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # FLASH_FP32, FLASH_FP16, FLASH_BF16
+DTYPE_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+MASK_NONE, MASK_CAUSAL, MASK_TOP_LEFT, MASK_BOTTOM_RIGHT, MASK_DIAGONAL = range(5)
+OK, BAD_ARGUMENT, UNSUPPORTED, DEVICE_ERROR = range(4)
+
+
+class FlashStepsError(RuntimeError):
+    """The library could not do what it was asked: no such step, a failed kernel, no library."""
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("shape", ctypes.c_int64 * 4), ("stride", ctypes.c_int64 * 4)]
+
+
+class _Forward(ctypes.Structure):
+    _fields_ = [
+        *((name, _Tensor) for name in ("q", "k", "v", "o")),
+        ("lse", ctypes.c_void_p),
+        ("dtype", ctypes.c_int),
+        ("mask", ctypes.c_int),
+        ("diagonal", ctypes.c_int64),
+        ("scale", ctypes.c_float),
+    ]
+
+
+class _Info(ctypes.Structure):
+    _fields_ = [
+        ("step", ctypes.c_int),
+        ("name", ctypes.c_char_p),
+        ("on_device", ctypes.c_int),
+        ("accepts_dtype", ctypes.c_int * 3),
+    ]
+
+
+class Step:
+    """One step that has a forward."""
+
+    def __init__(self, info):
+        self.number = info.step
+        self.name = info.name.decode()
+        self.on_device = bool(info.on_device)
+        self.dtypes = [dtype for dtype, index in DTYPES.items() if info.accepts_dtype[index]]
+
+
+def find_library():
+    """$FLASH_STEPS_LIBRARY, else the newest library in build/*/ of this source tree."""
+    named = os.environ.get("FLASH_STEPS_LIBRARY")
+    if named:
+        return pathlib.Path(named)
+    # A library with AddressSanitizer in it cannot be loaded by an interpreter without.
+    built = [path for path in ROOT.glob("build/*/steps/library/libflash_steps.*") if "sanitize" not in path.parts]
+    built = [path for path in built if path.suffix in (".so", ".dylib")]
+    if not built:
+        raise FlashStepsError(
+            f"no libflash_steps.so under {ROOT / 'build'}; build it (cmake --workflow --preset test) or name it in "
+            "FLASH_STEPS_LIBRARY"
+        )
+    return max(built, key=lambda path: path.stat().st_mtime)
+
+
+class Library:
+    """libflash_steps.so, loaded."""
+
+    def __init__(self, path=None):
+        self.path = pathlib.Path(path) if path else find_library()
+        try:
+            self._c = ctypes.CDLL(str(self.path.resolve()))
+        except OSError as error:
+            raise FlashStepsError(f"{self.path} cannot be loaded: {error}") from None
+        c = self._c
+        for name in ("flash_steps_last_error", "flash_steps_backend"):
+            getattr(c, name).restype = ctypes.c_char_p
+        c.flash_steps_forward.argtypes = [ctypes.c_int, ctypes.POINTER(_Forward), ctypes.c_void_p]
+        c.flash_steps_device_alloc.argtypes, c.flash_steps_device_alloc.restype = [ctypes.c_size_t], ctypes.c_void_p
+        c.flash_steps_device_free.argtypes = [ctypes.c_void_p]
+        for copy in (c.flash_steps_copy_to_device, c.flash_steps_copy_to_host):
+            copy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+        self.backend = c.flash_steps_backend().decode()
+        self.steps = {}
+        for index in range(c.flash_steps_count()):
+            info = _Info()
+            self._check(c.flash_steps_info(index, ctypes.byref(info)))
+            self.steps[info.step] = Step(info)
+
+    def _check(self, code):
+        if code == OK:
+            return
+        sentence = self._c.flash_steps_last_error().decode()
+        raise ValueError(sentence) if code == BAD_ARGUMENT else FlashStepsError(sentence)
+
+    def step(self, number):
+        if number not in self.steps:
+            raise FlashStepsError(
+                f"step {number} has no forward in {self.path.name}; the steps that have one are "
+                + ", ".join(str(known) for known in self.steps)
+            )
+        return self.steps[number]
+
+    def bind(self, step, q, k, v, o, lse, causal=False, scale=None):
+        """A function without arguments that runs one forward into o and lse, on the stream that is current when it is
+        called. What can be refused without a launch by this wrapper is refused here."""
+        step = self.step(step)
+        _check_tensors(self, step, q=q, k=k, v=v, o=o)
+        if lse.dtype != torch.float32 or not lse.is_contiguous() or lse.shape != q.shape[:3] or lse.device != q.device:
+            raise ValueError("lse must be a contiguous float32 tensor (B, H, Nq) on the device of q")
+        mask, diagonal = _mask(causal, q.shape[2], k.shape[2])
+        # D = 0 has no scale of its own, and any will do.
+        scale = float(scale) if scale is not None else 1 / math.sqrt(max(q.shape[3], 1))
+        tensors = (q, k, v, o, lse)
+
+        def described(pointers):
+            views = [
+                _Tensor(pointer, (ctypes.c_int64 * 4)(*t.shape), (ctypes.c_int64 * 4)(*t.stride()))
+                for pointer, t in zip(pointers, tensors[:4])
+            ]
+            return _Forward(*views, pointers[4], DTYPES[q.dtype], mask, diagonal, scale)
+
+        def run(call, stream=None):
+            self._check(self._c.flash_steps_forward(step.number, ctypes.byref(call), stream))
+
+        if self.backend == "emulator" and step.on_device:
+            return lambda: self._on_copies(lambda pointers: run(described(pointers)), tensors)
+        call = described([t.data_ptr() or None for t in tensors])
+        if q.device.type != "cuda":
+            return lambda: run(call)
+
+        def on_current_stream():
+            with torch.cuda.device(q.device):
+                run(call, torch.cuda.current_stream().cuda_stream)
+
+        return on_current_stream
+
+    def _on_copies(self, run_on, tensors):
+        """CPU tensors to the emulator's device memory, strides and alignment kept, and o and lse back."""
+        copies = []
+        try:
+            copies.extend(_Copy(self, t) for t in tensors)
+            run_on([copy.pointer for copy in copies])
+            for copy in copies[3:]:
+                copy.back()
+        finally:
+            for copy in copies:
+                copy.free()
+
+
+class _Copy:
+    """The memory that a tensor spans, gaps between its rows included, at the same address modulo 16."""
+
+    def __init__(self, library, tensor):
+        self.library, self.c = library, library._c
+        self.host = tensor.data_ptr()
+        reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+        self.bytes = (reach + 1) * tensor.element_size() if tensor.numel() else 0
+        self.base = self.pointer = None
+        if self.bytes:
+            offset = self.host % 16
+            self.base = self.c.flash_steps_device_alloc(offset + self.bytes)
+            if self.base is None:
+                library._check(DEVICE_ERROR)
+            self.pointer = self.base + offset
+            library._check(self.c.flash_steps_copy_to_device(self.pointer, self.host, self.bytes))
+
+    def back(self):
+        if self.bytes:
+            self.library._check(self.c.flash_steps_copy_to_host(self.host, self.pointer, self.bytes))
+
+    def free(self):
+        self.c.flash_steps_device_free(self.base)
+
+
+@functools.lru_cache(maxsize=None)
+def load(path=None):
+    """The library at a path, or the one that find_library finds. Loaded once."""
+    return Library(path)
+
+
+def _check_tensors(library, step, **tensors):
+    """Refuses what only Python can know; the library checks shapes, strides, alignment and dtypes by itself."""
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor")
+        if tensor.layout != torch.strided or tensor.is_neg():
+            raise ValueError(f"{name} is not a plain strided tensor; pass one that is (to_dense, resolve_neg)")
+        if tensor.dim() != 4:
+            raise ValueError(f"{name} has {tensor.dim()} dimensions; it must be (batch, heads, tokens, head_dim)")
+        if tensor.dtype not in step.dtypes:
+            known = ", ".join(DTYPE_NAMES[dtype] for dtype in step.dtypes)
+            raise ValueError(f"{name} is {str(tensor.dtype)[6:]}; step {step.number:02} takes {known}")
+        if torch.is_grad_enabled() and tensor.requires_grad:
+            raise ValueError(
+                f"{name} requires a gradient and there is no backward; call under torch.no_grad() or detach() it"
+            )
+    q = tensors["q"]
+    for name, tensor in tensors.items():
+        for what in ("dtype", "device"):
+            if getattr(tensor, what) != getattr(q, what):
+                raise ValueError(
+                    f"{name} has {what} {getattr(tensor, what)} and q has {getattr(q, what)}; they must be equal"
+                )
+    wanted = "cuda" if step.on_device and library.backend == "cuda" else "cpu"
+    if q.device.type != wanted:
+        raise ValueError(
+            f"the tensors are on {q.device}; step {step.number:02} of a library built for {library.backend} takes "
+            f"{wanted} tensors"
+        )
+
+
+def _mask(causal, len_q, len_kv):
+    """(mask, diagonal) of the C interface."""
+    names = {"top_left": MASK_TOP_LEFT, "bottom_right": MASK_BOTTOM_RIGHT}
+    if causal is False:
+        return MASK_NONE, 0
+    if causal is True:
+        if len_q != len_kv:
+            raise ValueError(
+                f"causal=True is ambiguous for {len_q} queries and {len_kv} keys: say 'top_left' (the first query "
+                "sees the first key only), 'bottom_right' (the last query sees every key) or a diagonal as an int"
+            )
+        return MASK_CAUSAL, 0
+    if isinstance(causal, str) and causal in names:
+        return names[causal], 0
+    try:
+        diagonal = operator.index(causal)
+    except TypeError:
+        diagonal = None
+    if diagonal is None or not -(2**63) <= diagonal < 2**63:
+        raise ValueError(
+            f"causal is {causal!r}; it must be False, True, 'top_left', 'bottom_right' or an int, the diagonal d of "
+            "'key j is visible to query i when j <= i + d'"
+        )
+    return MASK_DIAGONAL, diagonal
+
+
+def _output_like(q):
+    """Dense, in the order of q's storage: (B, H, N, D), or (B, N, H, D) when q is a transposed view of that."""
+    batch, heads, tokens, dim = q.shape
+    if heads > 1 and tokens > 1 and 0 < q.stride(1) < q.stride(2):
+        return q.new_empty((batch, tokens, heads, dim)).transpose(1, 2)
+    return q.new_empty((batch, heads, tokens, dim))
+
+
+def flash_attention(q, k, v, causal=False, scale=None, step=8, return_lse=False, library=None):
+    """softmax(scale * q k^T + mask) v, computed by one step of the ladder.
+
+    q            (B, Hq, Nq, D); k, v (B, Hkv, Nk, D) with Hkv dividing Hq. Any strides that the step takes, so a
+                 transposed (B, N, H, D) needs no copy; the last must be 1.
+    causal       False; True, which needs Nq == Nk; 'top_left'; 'bottom_right'; or an int d: query i sees keys j <= i + d.
+    scale        finite and > 0; default 1 / sqrt(D).
+    step         3 to 8. Steps 06 to 08 take fp16 and bf16, 04 and 05 fp32 too, 03 fp32 on the CPU.
+    return_lse   also return the natural logarithm of the sum of exp(scaled scores), (B, Hq, Nq) in fp32. A query that
+                 sees no key has -inf there, and zeros in the output.
+    library      a Library, or its path; default: find_library().
+
+    No dropout, no additive or boolean mask, and no gradient: inputs that require one are refused unless gradients are
+    off. Raises ValueError or TypeError for a call that breaks these rules and FlashStepsError for what the library cannot
+    do, each with a sentence that names the argument."""
+    if not isinstance(library, Library):
+        library = load(library)
+    _check_tensors(library, library.step(step), q=q, k=k, v=v)
+    o = _output_like(q)
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    library.bind(step, q, k, v, o, lse, causal, scale)()
+    return (o, lse) if return_lse else o
