@@ -9,7 +9,7 @@ import urllib.parse
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-MAX_LINES = {"kernel": 300, "header": 250, "emulator": 2000}
+MAX_LINES = {"kernel": 300, "header": 250, "emulator": 1700}
 
 
 def tracked(*suffixes):
@@ -31,7 +31,8 @@ def text(name):
 
 
 def line_count(name):
-    return len(text(name).splitlines())
+    """Lines of code: blank lines and lines of comment alone are free."""
+    return sum(1 for line in text(name).splitlines() if not re.fullmatch(r"\s*(//.*)?", line))
 
 
 def dead_links(markdown, directory):
