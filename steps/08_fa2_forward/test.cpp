@@ -5,6 +5,7 @@
 #include <functional>
 #include <limits>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "attention.hpp"
@@ -248,6 +249,18 @@ TEST_CASE_TEMPLATE("copies, products and exponentials are those of the tiles tha
     }
 }
 
+TEST_CASE_TEMPLATE("the diagonal may cross a tile at any key", T, fp16, bf16) {
+    for (const int head_dim : {64, 128, 256}) {
+        const int block_kv = tile_for(head_dim).block_kv;
+        for (const int past : {-2, -1, 0, 1, 15}) {
+            for (const int tiles : {-3, 0, 1}) {
+                const Mask mask = Mask::causal(tiles * block_kv + past);
+                CHECK(failure_of<T>({"", {1, 1, 1, 133, 3 * block_kv, head_dim}, mask}) == "");
+            }
+        }
+    }
+}
+
 TEST_CASE_TEMPLATE("no ldmatrix and no cp.async waits for a bank, at any head dimension", T, fp16, bf16) {
     for (const std::size_t bytes : {k99KB, simt::kDefaultSharedLimit}) {
         const SharedLimit limit(bytes);
@@ -378,6 +391,22 @@ TEST_CASE_TEMPLATE("A9: a +inf or NaN in one key makes the rows that see it NaN 
     }
 }
 
+// The exponent of P is score * scale_log2 minus a rounded shift: it is off by half a unit in the last place
+// of the score in powers of two. At 2^28 that is 2^4 / 2, which with the threshold keeps P within fp16; in
+// bf16 2^31 leaves room for the sums.
+TEST_CASE_TEMPLATE("A12: O is right at scaled logits up to 1.8e8 in fp16 and 1.4e9 in bf16", T, fp16, bf16) {
+    const float largest = std::is_same_v<T, fp16> ? 1.8e8f : 1.4e9f;
+    for (int n = 0; n < 40; ++n) {
+        const Shape s{1, 1, 1, 3, 2, 64};
+        CHECK(failure_of<T>({"", s}, [&](ForwardCall<T>& call) {
+                  set<T>(call.q, [](int, int d) { return d == 0 ? 1001.0f : 0.0f; });
+                  set<T>(call.k, [](int, int d) { return d == 0 ? 999.0f : 0.0f; });
+                  call.scale = largest * (1 - 0.01f * static_cast<float>(n)) /
+                               (to_float(call.q.memory[0]) * to_float(call.k.memory[0]));
+              }) == "");
+    }
+}
+
 TEST_CASE("A16: as the keys grow from 128 to 8192 the bf16 error stays within twice the twin's") {
     for (const int len_kv : {128, 1024, 8192}) {
         CHECK(failure_of<bf16>({"", {1, 1, 1, 16, len_kv, 128}}) == "");
@@ -412,6 +441,23 @@ TEST_CASE_TEMPLATE("C3: every thread reaches every barrier, whatever tiles its w
             CHECK(failure_of<T>({"", {1, 2, 1, len_q, 150, 64}, mask, Storage::kPadded}) == "");
         }
     }
+}
+
+namespace {
+
+// Work of different lengths handed out in this order, each piece to the worker that is free first: when the
+// last one ends.
+int finish(const std::vector<int>& lengths, std::size_t workers) {
+    std::vector<int> busy_until(workers, 0);
+    for (const int length : lengths) *std::min_element(busy_until.begin(), busy_until.end()) += length;
+    return *std::max_element(busy_until.begin(), busy_until.end());
+}
+
+}  // namespace
+
+TEST_CASE("the README's eight tiles on two SMs take 20 shortest first, 18 longest first") {
+    CHECK(finish({1, 2, 3, 4, 5, 6, 7, 8}, 2) == 20);
+    CHECK(finish({8, 7, 6, 5, 4, 3, 2, 1}, 2) == 18);
 }
 
 TEST_CASE_TEMPLATE("heads in several groups, the last one incomplete, are each computed once", T, fp16,
