@@ -12,8 +12,10 @@ namespace flash::step05 {
 namespace {
 
 constexpr Limits kLimits{"step 05", 256};
-constexpr int SIDE =
-    16;  // a block is SIDE x SIDE threads; thread (ty, tx) has rows ty, ty + 16, ... of every tile
+
+// A block is SIDE x SIDE threads. Thread (ty, tx) has rows ty, ty + 16, ... of a tile, and of each of them
+// columns tx, tx + 16, ...
+constexpr int SIDE = 16;
 
 // Copies rows first_row .. first_row + ROWS - 1 of one head into shared memory as fp32. Rows at or beyond
 // `len` and columns at or beyond `head_dim` become zero: a phantom key then has score 0 and a phantom value
@@ -82,12 +84,15 @@ __global__ void __launch_bounds__(SIDE* SIDE) attention_forward_kernel(ForwardAr
         // 1. S = scale Q K^T, with -inf where the mask or the end hides the key.
         float s[ROWS][KEYS] = {};
         for (int d = 0; d < HEAD_DIM; ++d) {
+            float q_frag[ROWS], k_frag[KEYS];
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) q_frag[r] = q_smem[(ty + r * SIDE) * LD + d];
+#pragma unroll
+            for (int c = 0; c < KEYS; ++c) k_frag[c] = kv_smem[(tx + c * SIDE) * LD + d];
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
 #pragma unroll
-                for (int c = 0; c < KEYS; ++c) {
-                    s[r][c] += q_smem[(ty + r * SIDE) * LD + d] * kv_smem[(tx + c * SIDE) * LD + d];
-                }
+                for (int c = 0; c < KEYS; ++c) s[r][c] += q_frag[r] * k_frag[c];
             }
         }
         __syncthreads();  // everyone is done with K
@@ -127,13 +132,15 @@ __global__ void __launch_bounds__(SIDE* SIDE) attention_forward_kernel(ForwardAr
 
         // 4. acc += P V
         for (int j = 0; j < BLOCK_KV; ++j) {
+            float p_frag[ROWS], v_frag[COLUMNS];
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) p_frag[r] = p_smem[(ty + r * SIDE) * (BLOCK_KV + 1) + j];
+#pragma unroll
+            for (int c = 0; c < COLUMNS; ++c) v_frag[c] = kv_smem[j * LD + tx + c * SIDE];
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
 #pragma unroll
-                for (int c = 0; c < COLUMNS; ++c) {
-                    acc[r][c] +=
-                        p_smem[(ty + r * SIDE) * (BLOCK_KV + 1) + j] * kv_smem[j * LD + tx + c * SIDE];
-                }
+                for (int c = 0; c < COLUMNS; ++c) acc[r][c] += p_frag[r] * v_frag[c];
             }
         }
         __syncthreads();  // everyone is done with V and P
