@@ -1,5 +1,6 @@
 """Tables out of results: the ladder with one line per version of every step, and a step's own measurements."""
 
+import gpu_tables
 import results
 
 IDEAS = {
@@ -43,6 +44,10 @@ def quantity(row):
     return f"{digits(value)} {unit}".strip()
 
 
+def percent(row):
+    return f"{100 * row['median']:.0f} %"
+
+
 def problem(row):
     """The case in words: 'B1 H8/2 N1024x4096 D64 causal+3072'."""
     if row["op"] == "softmax":
@@ -73,6 +78,7 @@ def headline(step_cases):
     """The cases that stand for a step: one unmasked problem, in bf16 where there is one, that most versions ran; the
     largest of those."""
     usable = [c for c in step_cases if c[0]["op"] != "peak" and {"time", "traffic_per_launch"} & c[1].keys()]
+    usable = [c for c in usable if c[0]["variant"] != gpu_tables.BESIDE_PEERS]  # the same call again
     for op in ("forward", "backward", "softmax"):
         of_op = [c for c in usable if c[0]["op"] == op and c[0]["mask"] == "none"]
         if not of_op:
@@ -83,7 +89,10 @@ def headline(step_cases):
 
         def rank(group):
             first = group[0][0]
-            return first["dtype"] == "bf16", len(group), first["D"] == 64, _work(first)
+            # On a GPU every step but the first is timed at longer lengths too; the ladder compares at one.
+            is_common = first["backend"] == "cuda" and first["Nk"] == 4096
+            wide = 128 if is_common else 64
+            return first["dtype"] == "bf16", is_common, len(group), first["D"] == wide, _work(first)
 
         return max(groups.values(), key=rank)
     return []
@@ -121,6 +130,7 @@ LADDER_COLUMNS = {
     "problem": lambda case, metrics: f"{problem(case)}, {case['dtype']}",
     "time": lambda case, metrics: quantity(metrics["time"]) if "time" in metrics else "",
     "rate": lambda case, metrics: _rate(metrics),
+    "of SDPA flash": lambda case, metrics: percent(metrics["ratio_to_sdpa_flash"]) if "ratio_to_sdpa_flash" in metrics else "",
     "of the peak": lambda case, metrics: quantity(metrics["share_of_peak"]) if "share_of_peak" in metrics else "",
     "extra memory": lambda case, metrics: quantity(metrics["extra_memory"]) if "extra_memory" in metrics else "",
     "traffic per block": lambda case, metrics: _counted(metrics, "per_block"),
@@ -139,8 +149,13 @@ def ladder(rows):
     all_cases = results.cases(rows)
     lines = []
     for step in sorted({case["step"] for case, _ in all_cases if case["step"]}):
-        chosen = headline([c for c in all_cases if c[0]["step"] == step])
-        for case, metrics in chosen:
+        mine = [c for c in all_cases if c[0]["step"] == step]
+        # The ratio to a peer was measured in one process with it, so it stands in a row of its own.
+        beside = {_same_problem(c): m for c, m in mine if c["variant"] == gpu_tables.BESIDE_PEERS}
+        for case, metrics in headline(mine):
+            ratio = beside.get(_same_problem(case), {}).get("ratio_to_sdpa_flash")
+            if ratio and case["variant"] in ("forward", "three kernels"):
+                metrics = {**metrics, "ratio_to_sdpa_flash": ratio}
             lines.append([column(case, metrics) for column in LADDER_COLUMNS.values()])
     return _without_empty_columns(list(LADDER_COLUMNS), lines)
 
@@ -191,7 +206,9 @@ def _counts(cases_):
 
 def step_tables(rows, step):
     """A step's measurements as a list of (title, header, lines)."""
-    mine = [c for c in results.cases(rows) if c[0]["step"] == step and c[0]["op"] != "peak"]
+    mine = [c for c in results.cases(rows) if c[0]["step"] == step]
+    mine = [c for c in mine if c[0]["op"] not in ("peak", *gpu_tables.SUMMARIES)]
+    mine = [c for c in mine if c[0]["variant"] != gpu_tables.BESIDE_PEERS]
     tables = []
     overflow = [c for c in mine if "overflow_at" in c[1]]
     if overflow:
@@ -204,6 +221,14 @@ def step_tables(rows, step):
     memory = [c for c in mine if c[1].get("extra_memory", {"median": 0})["median"] > 0 and c[0]["mask"] == "none"]
     if memory:
         tables.append(("Extra memory", *_pivot(memory, lambda metrics: quantity(metrics["extra_memory"]))))
+    beside = [row for row in rows if row["step"] == step and row["variant"] == gpu_tables.BESIDE_PEERS]
+    for title, table, some in (
+        ("Beside PyTorch in one process: TFLOP/s, and in brackets the ratio to SDPA flash", gpu_tables.peers, beside),
+        ("Tile shapes", gpu_tables.sweep, [row for row in rows if row["step"] == step and row["op"] == "sweep"]),
+    ):
+        header, lines = table(some)
+        if lines:
+            tables.append((title, header, lines))
     counted = [c for c in mine if {"traffic", "traffic_issued"} & c[1].keys()]
     if counted:
         tables.append(("Counted", *_counts(counted)))

@@ -8,72 +8,17 @@ A picture that needs numbers which the files lack is skipped, and said to be.
 import argparse
 import math
 import pathlib
-import re
 import sys
 
-import matplotlib
+import pictures_gpu
+import pictures_study
+import results
+from drawing import INK, STYLES, Skip, axis_of_lengths, needed, plt, save, style
 
-matplotlib.use("Agg")  # no display is needed, whatever MPLBACKEND says
-
-import matplotlib.pyplot as plt  # noqa: E402
-
-import results  # noqa: E402
-
-# Readable on white and on near-black (a contrast of 3 or more on both), and apart from each other for colour-blind
-# readers: from the palette of Okabe and Ito, with marker and dash as a second sign.
-INK = "#767e89"
-STYLES = [
-    {"color": "#d55e00", "marker": "o", "linestyle": "-"},
-    {"color": "#0d7fc2", "marker": "s", "linestyle": "--"},
-    {"color": "#009e73", "marker": "^", "linestyle": "-."},
-    {"color": "#b8699b", "marker": "D", "linestyle": ":"},
-]
 VERSIONS = {"full": STYLES[0], "tiled": STYLES[1], "simd": STYLES[2]}
 
 # The largest finite number of each type.
 LARGEST = {"fp16": 65504.0, "bf16": (2 - 2**-7) * 2.0**127, "fp32": (2 - 2**-23) * 2.0**127}
-
-
-class Skip(Exception):
-    """The data for a picture is not there; the text says what is missing."""
-
-
-def style():
-    plt.rcdefaults()
-    plt.rcParams.update(
-        {
-            "figure.figsize": (7.2, 4.2),
-            "figure.constrained_layout.use": True,
-            "savefig.transparent": True,
-            "svg.hashsalt": "flash-steps",
-            "svg.fonttype": "none",
-            "font.family": "sans-serif",
-            "font.sans-serif": ["DejaVu Sans"],
-            "font.size": 11,
-            "axes.formatter.use_locale": False,
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-            "axes.grid": True,
-            "grid.alpha": 0.3,
-            "grid.color": INK,
-            "legend.frameon": False,
-            "lines.linewidth": 2,
-            **{key: INK for key in ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")},
-        }
-    )
-
-
-def needed(found, what):
-    if not found:
-        raise Skip(f"no results for {what}")
-    return found
-
-
-def axis_of_lengths(ax, lengths, label="N (queries and keys)"):
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(lengths, [str(n) for n in lengths], rotation=30 if len(lengths) > 8 else 0)
-    ax.minorticks_off()
-    ax.set_xlabel(label)
 
 
 def square_cpu_rows(rows, metric, version, **more):
@@ -292,7 +237,7 @@ def real_attention(_rows):
     return fig
 
 
-PICTURES = {
+LESSONS = {
     picture.__name__: picture
     for picture in (
         softmax_overflow,
@@ -305,20 +250,20 @@ PICTURES = {
         io_model,
     )
 }
+PICTURES = {**LESSONS, **pictures_gpu.PICTURES, **pictures_study.PICTURES}
 
 
 def rows_for(name, rows):
-    """A picture shows one machine: the first that ran what it needs, step 03 or the emulator."""
-    column, value = ("backend", "emulator") if name == "io_model" else ("step", "03")
+    """A picture shows one machine: the first that ran what it needs."""
+    column, value = "step", "03"
+    if name == "io_model":
+        column, value = "backend", "emulator"
+    elif name in pictures_gpu.PICTURES:
+        column, value = "backend", "cuda"
+    elif name in pictures_study.PICTURES:
+        column, value = "op", "study"
     machines = [row["machine"] for row in rows if row[column] == value]
     return [row for row in rows if not machines or row["machine"] == machines[0]]
-
-
-def save(fig, path):
-    fig.savefig(path, metadata={"Date": None, "Creator": "flash-steps"})
-    plt.close(fig)
-    # Blanks at line ends would be the only ones in the repository.
-    path.write_text(re.sub(r"[ \t]+$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE), encoding="utf-8")
 
 
 def main(arguments=None):

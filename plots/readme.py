@@ -1,10 +1,17 @@
-"""Fills the generated blocks of README.md and steps/*/README.md from the committed results.
+"""Fills the generated blocks of README.md, steps/*/README.md and docs/*.md from the committed results.
 
     readme.py            writes them
     readme.py --check    says which are out of date, and exits 1 if any is
 
-A block stands between <!-- generated:NAME --> and <!-- /generated -->. NAME is `ladder` in README.md and `measure-NN` in
-the README.md of step NN.
+A block stands between <!-- generated:NAME --> and <!-- /generated -->. NAME is one of
+
+    ladder            every step on one problem
+    peers             steps and PyTorch's attention in one process
+    measure-NN        the measurements of step NN
+    ablation-NN       step NN with one idea undone at a time
+    profile           what Nsight Compute says about every step
+    targets-NN        step NN's profile against its targets
+    study-...         a table of docs/numerics.md: scale, p, mask, growth, logits, equal-keys
 """
 
 import argparse
@@ -12,21 +19,37 @@ import pathlib
 import re
 import sys
 
+import gpu_tables
 import ladder
 import results
+import studies
 
 BLOCK = re.compile(r"(<!-- generated:([\w-]+) -->\n)(.*?)(<!-- /generated -->)", re.DOTALL)
 NOTHING = "No results are committed yet.\n"
 
 
-def ladder_block(all_rows):
-    parts = [f"{ladder.measured_on(rows)}\n\n{ladder.markdown(*linked(*ladder.ladder(rows)))}\n" for rows in all_rows]
+def table_block(all_rows, make, wanted):
+    """One table per results file that has such rows, with the machine it was measured on."""
+    parts = []
+    for rows in all_rows:
+        mine = [row for row in rows if wanted(row)]
+        header, lines = make(mine) if mine else ([], [])
+        if lines:
+            parts.append(f"{ladder.measured_on(mine)}\n\n{ladder.markdown(header, lines)}\n")
     return "\n".join(parts) or NOTHING
+
+
+def study_block(all_rows, name):
+    """The study is the same on every machine."""
+    rows = [row for rows in all_rows for row in rows if row["op"] == "study"]
+    return f"{ladder.markdown(*studies.TABLES[name](rows))}\n" if rows else NOTHING
 
 
 def linked(header, lines):
     """Step numbers as links to their directories."""
     directories = {path.name[:2]: path.name for path in (results.ROOT / "steps").glob("[0-9][0-9]_*")}
+    if not lines:
+        return header, lines
     column = header.index("step")
 
     def link(line):
@@ -49,24 +72,41 @@ def measure_block(all_rows, step):
     return "\n".join(parts) or NOTHING
 
 
+def block(name, all_rows):
+    """The contents of a block; None when there is no such name."""
+    kind, _, rest = name.partition("-")
+    if kind == "study" and rest in studies.TABLES:
+        return study_block(all_rows, rest)
+    if kind == "measure" and re.fullmatch(r"\d\d", rest):
+        return measure_block(all_rows, rest)
+    if kind in ("ablation", "targets") and re.fullmatch(r"\d\d", rest):
+        op = "ablation" if kind == "ablation" else "profile"
+        make = gpu_tables.ablation if kind == "ablation" else lambda rows: gpu_tables.targets(rows, rest)
+        return table_block(all_rows, make, lambda row: (row["op"], row["step"]) == (op, rest))
+    tables = {
+        "ladder": (lambda rows: linked(*ladder.ladder(rows)), lambda row: row["step"]),
+        "peers": (gpu_tables.peers, lambda row: not row["step"] or row["variant"] == gpu_tables.BESIDE_PEERS),
+        "profile": (gpu_tables.profile, lambda row: row["op"] == "profile"),
+    }
+    return table_block(all_rows, *tables[name]) if name in tables else None
+
+
 def filled(text, path, all_rows):
     """The text with its blocks made anew."""
 
     def replace(match):
         begin, name, _, end = match.groups()
-        if name == "ladder":
-            body = ladder_block(all_rows)
-        elif re.fullmatch(r"measure-\d\d", name):
-            body = measure_block(all_rows, name[-2:])
-        else:
-            raise results.ResultsError(f"{path} has a generated block {name!r}; known are ladder and measure-NN")
+        body = block(name, all_rows)
+        if body is None:
+            raise results.ResultsError(f"{path} has a generated block {name!r}; plots/readme.py lists those it knows")
         return f"{begin}{body}{end}"
 
     return BLOCK.sub(replace, text)
 
 
 def readmes():
-    return [results.ROOT / "README.md", *sorted((results.ROOT / "steps").glob("*/README.md"))]
+    root = results.ROOT
+    return [root / "README.md", *sorted((root / "steps").glob("*/README.md")), *sorted((root / "docs").glob("*.md"))]
 
 
 def main(arguments=None):

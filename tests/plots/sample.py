@@ -16,6 +16,7 @@ ENVIRONMENT = "a-machine,a device,GNU 12,-O2,abc,2026-01-02"
 
 def row(step, variant, op, n, metric, unit, value, dtype="fp32", head_dim=64, mask="none", backend="cpu", len_q=None):
     diagonal = "0" if mask == "causal" else ""
+    variant = f'"{variant}"' if "," in variant else variant
     shape = f"1,1,1,{len_q or n},{n},{head_dim}"
     return (
         f"{step},{variant},{backend},{op},{dtype},{shape},{mask},{diagonal},{metric},{unit},{value},"
@@ -49,8 +50,49 @@ def rows():
             yield row("04", "three kernels", "forward", n, metric, "bytes", 16.0 * n * n, "bf16", backend="emulator")
 
 
-def text():
-    return "\n".join([",".join(results.COLUMNS), *rows()]) + "\n"
+def gpu_rows():
+    def gpu(step, variant, op, n, metric, unit, value, **more):
+        return row(step, variant, op, n, metric, unit, value, **{"dtype": "bf16", "backend": "cuda", **more})
+
+    speeds = {"04": 2e4, "05": 1e4, "06": 1e5, "07": 2e5, "08": 4e5}
+    yield gpu("08", "peak", "peak", 0, "rate", "GFLOP/s", 635e3)
+    yield gpu("05", "peak", "peak", 0, "rate", "GFLOP/s", 60e3, dtype="fp32")
+    yield gpu("08", "peak", "peak", 0, "bandwidth", "GB/s", 4200)
+    yield gpu("", "cuBLAS", "matmul", 8192, "rate", "GFLOP/s", 794e3)
+    for head_dim in (64, 128):
+        for mask in ("none", "causal"):
+            case = {"head_dim": head_dim, "mask": mask}
+            for n in (1024, 4096):
+                for step, speed in speeds.items():
+                    own = "three kernels" if step == "04" else "forward"
+                    for variant in (own, "beside peers"):
+                        yield gpu(step, variant, "forward", n, "time", "ms", n * n / speed, **case)
+                        yield gpu(step, variant, "forward", n, "rate", "GFLOP/s", speed, **case)
+                        memory = (6 * n * n if step == "04" else 0) + (4 * n if variant == "beside peers" else 0)
+                        yield gpu(step, variant, "forward", n, "extra_memory", "bytes", memory, **case)
+                    yield gpu(step, "beside peers", "forward", n, "ratio_to_sdpa_flash", "", speed / 3e5, **case)
+                yield gpu("", "SDPA flash", "forward", n, "rate", "GFLOP/s", 3e5, **case)
+                yield gpu("", "SDPA flash", "forward", n, "ratio_to_sdpa_flash", "", 1, **case)
+                yield gpu("", "SDPA flash", "forward", n, "extra_memory", "bytes", 4 * n, **case)
+            for version, speed in (("forward", 4e5), ("no_swizzle", 1e5), ("exp_not_folded", 4.0004e5)):
+                yield gpu("08", version, "ablation", 4096, "rate", "GFLOP/s", speed, **case)
+        for shape, speed in (("64x32, 4 warps, 2 stages", 1e5), ("128x64, 4 warps, 3 stages", 2e5)):
+            yield gpu("07", shape, "sweep", 4096, "shared_memory", "bytes", 65536, head_dim=head_dim)
+            yield gpu("07", shape, "sweep", 4096, "rate", "GFLOP/s", speed, head_dim=head_dim)
+    for step, speed in speeds.items():
+        for metric, unit, value in (
+            ("time", "ms", 4 * 4096**2 * 128 / speed / 1e6),
+            ("dram_bytes", "bytes", 8421376 if step == "04" else 4210688),
+            ("rate", "GFLOP/s", speed),
+            ("tensor_active", "%", 45),
+            ("local_accesses", "", 0),
+        ):
+            yield gpu(step, "forward", "profile", 4096, metric, unit, value, head_dim=128)
+    yield gpu("04", "scores_kernel", "profile", 4096, "tensor_active", "%", 0, head_dim=128)
+
+
+def text(*more):
+    return "\n".join([",".join(results.COLUMNS), *rows(), *more]) + "\n"
 
 
 # Name -> (contents, what the error says about it).

@@ -10,9 +10,11 @@ import xml.etree.ElementTree
 
 import sample
 
+import pictures_gpu
 import plot
 
 PLOT = sample.PLOTS / "plot.py"
+STUDY = sample.PLOTS / "data" / "study.csv"
 
 
 def relative_luminance(colour):
@@ -33,11 +35,11 @@ class Pictures(unittest.TestCase):
         self.addCleanup(self.directory.cleanup)
         self.place = pathlib.Path(self.directory.name)
         self.csv = self.place / "x.csv"
-        self.csv.write_text(sample.text())
+        self.csv.write_text(sample.text(*sample.gpu_rows()))
 
     def draw(self, out, **environment):
         variables = {name: value for name, value in os.environ.items() if name != "DISPLAY"}
-        command = [sys.executable, PLOT, "--out", self.place / out, self.csv]
+        command = [sys.executable, PLOT, "--out", self.place / out, self.csv, STUDY]
         return subprocess.run(command, capture_output=True, text=True, env={**variables, **environment})
 
     def drawn(self, out, **environment):
@@ -75,6 +77,9 @@ class Pictures(unittest.TestCase):
         self.assertEqual(done.returncode, 0)
         self.assertIn("io_model.svg skipped: no results for counted traffic", done.stdout)
         self.assertFalse((self.place / "a" / "io_model.svg").exists())
+        for name in pictures_gpu.PICTURES:  # no row of this file is a GPU's
+            self.assertIn(f"{name}.svg skipped: no results for", done.stdout)
+        self.assertTrue((self.place / "a" / "time_vs_n.svg").exists())
 
     def test_every_colour_is_readable_on_white_and_on_near_black(self):
         for colour in [plot.INK, *(look["color"] for look in plot.STYLES)]:

@@ -11,9 +11,11 @@ import unittest
 
 import sample
 
+import gpu_tables
 import ladder
 import readme
 import results
+import studies
 
 TOUR = sample.PLOTS / "tour.py"
 
@@ -85,6 +87,78 @@ class Tables(unittest.TestCase):
         self.assertEqual(quantity(0.00012, "%"), "0.00012 %")
 
 
+class GpuTables(unittest.TestCase):
+    def setUp(self):
+        with tempfile.TemporaryDirectory() as directory:
+            path = pathlib.Path(directory) / "x.csv"
+            path.write_text(sample.text(*sample.gpu_rows()))
+            self.rows = results.read(path)
+
+    def test_the_ladder_compares_gpu_steps_at_4096_and_has_each_one_s_share_of_sdpa(self):
+        header, lines = ladder.ladder(self.rows)
+        shares = {line[header.index("step")]: line[header.index("of SDPA flash")] for line in lines}
+        self.assertEqual((shares["03"], shares["05"], shares["08"]), ("", "3 %", "133 %"))
+        problems = {line[header.index("problem")] for line in lines if line[header.index("step")] > "03"}
+        self.assertEqual(problems, {"N = 4096, D = 128, bf16"})
+        self.assertEqual([line[header.index("version")] for line in lines][-1], "forward")
+
+    def test_peers_have_a_line_for_every_problem_and_a_column_for_every_step_and_peer(self):
+        header, lines = gpu_tables.peers(self.rows)
+        self.assertEqual(header, ["D", "mask", "N", *(f"step {s}" for s in ("04", "05", "06", "07", "08")), "SDPA flash"])
+        self.assertEqual(len(lines), 8)
+        self.assertEqual(lines[0], ["64", "none", "1024", "20 (0.07)", "10 (0.03)", "100 (0.33)", "200 (0.67)", "400 (1.33)", "300 (1.00)"])
+
+    def test_the_ablation_says_what_each_idea_undone_changes(self):
+        header, lines = gpu_tables.ablation(self.rows)
+        self.assertEqual(header[1], "D = 64, N = 4096")
+        self.assertEqual([line[:2] for line in lines], [["none: the step itself", "400 TFLOP/s"], ["no swizzle", "-75 %"], ["exp not folded", "0 %"]])
+
+    def test_the_sweep_has_a_line_for_every_shape(self):
+        _, lines = gpu_tables.sweep(self.rows)
+        self.assertEqual(lines[0], ["64x32, 4 warps, 2 stages", "64 KiB", "100", "64 KiB", "100"])
+
+    def test_the_profile_sets_device_memory_beside_the_least_and_names_kernels(self):
+        header, lines = gpu_tables.profile(self.rows)
+        # 4 N D elements of 2 bytes and 4 N bytes of L: N = 4096, D = 128 make 4,210,688.
+        self.assertEqual(lines[0][:2] + [lines[0][header.index("device memory")]], ["04", "the call", "8.03 MiB (2 x least)"])
+        self.assertEqual(lines[1][1], "scores_kernel")
+
+    def test_a_target_that_is_missed_is_said_to_be(self):
+        _, lines = gpu_tables.targets(self.rows)
+        self.assertEqual([line[3] for line in lines], ["**no**", "yes"])
+        self.assertEqual(lines[0][:3], ["tensor pipe active at least 50 %", "N = 4096, D = 128", "45 %"])
+
+    def test_a_step_s_own_tables_leave_out_what_has_a_table_elsewhere(self):
+        titles = [title for title, _, _ in ladder.step_tables(self.rows, "08")]
+        self.assertEqual(titles[:1], ["Time and rate (forward)"])
+        self.assertTrue(titles[1].startswith("Beside PyTorch"))
+        self.assertIn("Tile shapes", [title for title, _, _ in ladder.step_tables(self.rows, "07")])
+
+
+class Studies(unittest.TestCase):
+    def setUp(self):
+        self.rows = results.read(results.DATA / "study.csv")
+
+    def test_every_table_is_full_of_numbers(self):
+        for name, make in studies.TABLES.items():
+            with self.subTest(name):
+                header, lines = make(self.rows)
+                self.assertGreater(len(lines), 2)
+                for line in lines:
+                    self.assertEqual(len(line), len(header))
+
+    def test_sizes_and_errors_are_written_shortly(self):
+        self.assertEqual([studies.number(x) for x in (1, 100, 1e4, 1e6, 1e8)], ["1", "100", "10000", "1e6", "1e8"])
+        self.assertEqual([studies.error(x) for x in (0, 0.00191753, 3.849e-07, 0.44)], ["0", "1.9e-3", "3.8e-7", "4.4e-1"])
+
+    def test_a_row_of_nan_and_a_wrong_row_are_told_apart(self):
+        _, lines = studies.mask(self.rows)
+        cells = {line[0]: line[1:] for line in lines}
+        self.assertEqual(set(cells["-inf, guarded"]), {"right"})
+        self.assertIn("**20 of 64 rows NaN**", cells["-inf, not guarded"])
+        self.assertIn("**20 of 64 rows wrong**", cells["-1e30"])
+
+
 class GeneratedBlocks(unittest.TestCase):
     def test_a_block_is_filled_and_stays_the_same_when_filled_again(self):
         text = "before\n<!-- generated:ladder -->\nold\n<!-- /generated -->\nafter\n"
@@ -95,6 +169,19 @@ class GeneratedBlocks(unittest.TestCase):
     def test_an_unknown_block_is_an_error(self):
         with self.assertRaisesRegex(results.ResultsError, "generated block 'lader'"):
             readme.filled("<!-- generated:lader -->\n<!-- /generated -->", sample.ROOT / "README.md", [])
+
+    def test_every_kind_of_block_has_something_to_say_without_results(self):
+        for name in ("ladder", "peers", "profile", "measure-07", "ablation-08", "targets-08", "study-scale"):
+            with self.subTest(name):
+                self.assertEqual(readme.block(name, []), readme.NOTHING)
+        for name in ("ladders", "measure-7", "study-x", "profile-08"):
+            with self.subTest(name):
+                self.assertIsNone(readme.block(name, []))
+
+    def test_a_file_without_rows_for_a_block_adds_nothing_to_it(self):
+        study = results.read(results.DATA / "study.csv")
+        self.assertEqual(readme.block("ladder", [study]), readme.NOTHING)
+        self.assertEqual(readme.block("peers", [study]), readme.NOTHING)
 
     def test_the_committed_blocks_are_what_the_committed_results_say(self):
         done = subprocess.run([sys.executable, sample.PLOTS / "readme.py", "--check"], capture_output=True, text=True)

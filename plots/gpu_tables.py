@@ -1,0 +1,133 @@
+"""Tables of the GPU steps: beside PyTorch, the sweep of tile shapes, the ablation, the profile."""
+
+import ladder
+import results
+
+BESIDE_PEERS = "beside peers"
+SUMMARIES = ("sweep", "ablation", "profile")  # ops that have tables of their own
+
+
+def of_op(rows, op):
+    return [c for c in results.cases(rows) if c[0]["op"] == op]
+
+
+def tera(row):
+    return ladder.digits(row["median"] / 1e3)
+
+
+def name_of(case):
+    return f"step {case['step']}" if case["step"] else case["variant"]
+
+
+def peers(rows):
+    """TFLOP/s and the ratio to SDPA flash, problems down, steps and peers across."""
+    beside = [c for c in of_op(rows, "forward") if "ratio_to_sdpa_flash" in c[1]]
+    columns = sorted({name_of(case) for case, _ in beside if case["step"]})
+    columns += [name for name in dict.fromkeys(case["variant"] for case, _ in beside if not case["step"])]
+    table = {}
+    for case, metrics in sorted(beside, key=lambda c: (c[0]["D"], c[0]["mask"] == "causal", c[0]["Nk"])):
+        key = str(case["D"]), case["mask"], str(case["Nk"])
+        ratio = metrics["ratio_to_sdpa_flash"]["median"]
+        table.setdefault(key, {})[name_of(case)] = f"{tera(metrics['rate'])} ({ratio:.2f})"
+    return ["D", "mask", "N", *columns], [[*key, *(line.get(c, "") for c in columns)] for key, line in table.items()]
+
+
+def sweep(rows):
+    """Tile shapes down, head dimensions across."""
+    found = of_op(rows, "sweep")
+    dims = sorted({case["D"] for case, _ in found})
+    header = ["tile, warps, stages"]
+    for head_dim in dims:
+        header += [f"D = {head_dim}: shared memory", "TFLOP/s"]
+    shapes = {}
+    for case, metrics in found:
+        cells = ladder.quantity(metrics["shared_memory"]) if "shared_memory" in metrics else ""
+        shapes.setdefault(case["variant"], {})[case["D"]] = cells, tera(metrics["rate"]) if "rate" in metrics else ""
+    return header, [
+        [shape, *(cell for head_dim in dims for cell in by_dim.get(head_dim, ("", "")))] for shape, by_dim in shapes.items()
+    ]
+
+
+def ablation(rows):
+    """The step first, then each version with one idea undone and what that changes, at every problem."""
+    found = [c for c in of_op(rows, "ablation") if "rate" in c[1]]
+    problems = list(dict.fromkeys((case["D"], case["mask"], case["Nk"]) for case, _ in found))
+    rates = {}
+    for case, metrics in found:
+        rates.setdefault(case["variant"], {})[case["D"], case["mask"], case["Nk"]] = metrics["rate"]
+    whole = rates.get("forward", {})
+    header = ["one idea undone", *(f"D = {d}, {'causal, ' if mask == 'causal' else ''}N = {n}" for d, mask, n in problems)]
+    lines = []
+    for variant, of_variant in rates.items():
+        cells = []
+        for key in problems:
+            if key not in of_variant or key not in whole:
+                cells.append("")
+            elif variant == "forward":
+                cells.append(f"{tera(of_variant[key])} TFLOP/s")
+            else:
+                change = round(100 * (of_variant[key]["median"] / whole[key]["median"] - 1))
+                cells.append(f"{change:+d} %" if change else "0 %")
+        lines.append(["none: the step itself" if variant == "forward" else variant.replace("_", " "), *cells])
+    return header, lines
+
+
+def least_bytes(case):
+    """Every tensor once, L included; 2-byte elements."""
+    rows_q, rows_kv = (case["B"] * case[h] * case[n] for h, n in (("Hq", "Nq"), ("Hkv", "Nk")))
+    return 2.0 * (2 * rows_q + 2 * rows_kv) * case["D"] + 4.0 * rows_q
+
+
+PROFILE_COLUMNS = {
+    "time": "time",
+    "dram_bytes": "device memory",
+    "l2_bytes": "L2",
+    "sm_busy": "SM busy",
+    "issue_active": "issue slots",
+    "tensor_active": "tensor pipe",
+    "long_scoreboard": "long scoreboard",
+    "local_accesses": "local accesses",
+    "conflicts_ldmatrix": "conflicts, ldmatrix",
+    "conflicts_cp_async": "conflicts, cp.async",
+    "conflicts_shared": "conflicts, all shared",
+    "registers": "registers",
+    "occupancy": "occupancy",
+}
+
+
+def profile(rows):
+    found = of_op(rows, "profile")
+    kept = {name: title for name, title in PROFILE_COLUMNS.items() if any(name in metrics for _, metrics in found)}
+    lines = []
+    for case, metrics in sorted(found, key=lambda c: c[0]["step"]):
+        what = "the call" if case["variant"] == "forward" else case["variant"]
+        cells = [ladder.quantity(metrics[name]) if name in metrics else "" for name in kept]
+        if case["variant"] == "forward" and "dram_bytes" in metrics:
+            ratio = metrics["dram_bytes"]["median"] / least_bytes(case)
+            cells[list(kept).index("dram_bytes")] += f" ({ladder.digits(ratio, 2)} x least)"
+        lines.append([case["step"], what, *cells])
+    return ["step", "kernel", *kept.values()], lines
+
+
+# What step 08 is held to: metric -> (words, whether a value passes).
+TARGETS = {
+    "sm_busy": ("SM busy at least 70 %", lambda x: x >= 70),
+    "tensor_active": ("tensor pipe active at least 50 %", lambda x: x >= 50),
+    "local_accesses": ("no local loads or stores", lambda x: x == 0),
+    "conflicts_ldmatrix": ("no bank conflicts from ldmatrix", lambda x: x == 0),
+    "conflicts_cp_async": ("no bank conflicts from cp.async", lambda x: x == 0),
+    "long_scoreboard": ("long-scoreboard stalls below 20 %", lambda x: x < 20),
+}
+
+
+def targets(rows, step="08"):
+    """One line per target and profiled problem of a step."""
+    lines = []
+    for case, metrics in of_op(rows, "profile"):
+        if case["step"] != step or case["variant"] != "forward":
+            continue
+        for name, (words, passes) in TARGETS.items():
+            if name in metrics:
+                verdict = "yes" if passes(metrics[name]["median"]) else "**no**"
+                lines.append([words, ladder.problem(case), ladder.quantity(metrics[name]), verdict])
+    return ["target", "problem", "measured", "met"], lines
