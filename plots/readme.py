@@ -12,9 +12,12 @@ A block stands between <!-- generated:NAME --> and <!-- /generated -->. NAME is 
     profile           what Nsight Compute says about every step
     targets-NN        step NN's profile against its targets
     study-...         a table of docs/numerics.md: scale, p, mask, growth, logits, equal-keys
+    picture-...       a picture of GPU results, once it is drawn: gpu_ladder, share_of_sdpa, tile_heatmap, ablation,
+                      memory_gpu, roofline
 """
 
 import argparse
+import os
 import pathlib
 import re
 import sys
@@ -26,6 +29,15 @@ import studies
 
 BLOCK = re.compile(r"(<!-- generated:([\w-]+) -->\n)(.*?)(<!-- /generated -->)", re.DOTALL)
 NOTHING = "No results are committed yet.\n"
+IMAGES = results.ROOT / "plots" / "img"
+PICTURES = {  # name -> what stands in for the picture
+    "gpu_ladder": "TFLOP/s of every GPU step, beside PyTorch's and the ceilings",
+    "share_of_sdpa": "Speed against SDPA flash over N, with a causal mask and without",
+    "tile_heatmap": "TFLOP/s of every tile shape",
+    "ablation": "What each idea gives: the change of speed without it",
+    "memory_gpu": "Memory beyond Q, K, V and O, over N",
+    "roofline": "Every step on the GPU's roofline, from profiled bytes",
+}
 
 
 def table_block(all_rows, make, wanted):
@@ -72,9 +84,16 @@ def measure_block(all_rows, step):
     return "\n".join(parts) or NOTHING
 
 
-def block(name, all_rows):
-    """The contents of a block; None when there is no such name."""
+def picture_block(name, path):
+    picture = IMAGES / f"{name}.svg"
+    return f"![{PICTURES[name]}]({os.path.relpath(picture, path.parent)})\n" if picture.exists() else NOTHING
+
+
+def block(name, path, all_rows):
+    """The contents of a block of the text at a path; None when there is no such name."""
     kind, _, rest = name.partition("-")
+    if kind == "picture" and rest in PICTURES:
+        return picture_block(rest, path)
     if kind == "study" and rest in studies.TABLES:
         return study_block(all_rows, rest)
     if kind == "measure" and re.fullmatch(r"\d\d", rest):
@@ -96,7 +115,7 @@ def filled(text, path, all_rows):
 
     def replace(match):
         begin, name, _, end = match.groups()
-        body = block(name, all_rows)
+        body = block(name, path, all_rows)
         if body is None:
             raise results.ResultsError(f"{path} has a generated block {name!r}; plots/readme.py lists those it knows")
         return f"{begin}{body}{end}"

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 import sample
 
@@ -18,6 +19,7 @@ import results
 import studies
 
 TOUR = sample.PLOTS / "tour.py"
+README = sample.ROOT / "README.md"
 
 
 class Reading(unittest.TestCase):
@@ -173,15 +175,31 @@ class GeneratedBlocks(unittest.TestCase):
     def test_every_kind_of_block_has_something_to_say_without_results(self):
         for name in ("ladder", "peers", "profile", "measure-07", "ablation-08", "targets-08", "study-scale"):
             with self.subTest(name):
-                self.assertEqual(readme.block(name, []), readme.NOTHING)
-        for name in ("ladders", "measure-7", "study-x", "profile-08"):
+                self.assertEqual(readme.block(name, README, []), readme.NOTHING)
+        for name in ("ladders", "measure-7", "study-x", "profile-08", "picture-x"):
             with self.subTest(name):
-                self.assertIsNone(readme.block(name, []))
+                self.assertIsNone(readme.block(name, README, []))
+
+    def test_a_picture_is_linked_from_where_the_text_stands_once_it_is_there(self):
+        with tempfile.TemporaryDirectory() as directory:
+            place = pathlib.Path(directory)
+            (place / "docs").mkdir()
+            with unittest.mock.patch.object(readme, "IMAGES", place / "img"):
+                page = place / "docs" / "page.md"
+                self.assertEqual(readme.block("picture-roofline", page, []), readme.NOTHING)
+                (place / "img").mkdir()
+                (place / "img" / "roofline.svg").touch()
+                self.assertIn("](../img/roofline.svg)", readme.block("picture-roofline", page, []))
+
+    def test_every_picture_of_gpu_results_has_a_text_in_its_place(self):
+        drawn = (sample.PLOTS / "pictures_gpu.py").read_text()
+        for name in readme.PICTURES:
+            self.assertIn(f"def {name}(rows):", drawn)
 
     def test_a_file_without_rows_for_a_block_adds_nothing_to_it(self):
         study = results.read(results.DATA / "study.csv")
-        self.assertEqual(readme.block("ladder", [study]), readme.NOTHING)
-        self.assertEqual(readme.block("peers", [study]), readme.NOTHING)
+        self.assertEqual(readme.block("ladder", README, [study]), readme.NOTHING)
+        self.assertEqual(readme.block("peers", README, [study]), readme.NOTHING)
 
     def test_the_committed_blocks_are_what_the_committed_results_say(self):
         done = subprocess.run([sys.executable, sample.PLOTS / "readme.py", "--check"], capture_output=True, text=True)
