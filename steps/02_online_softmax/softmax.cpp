@@ -34,6 +34,12 @@ float shift_for(float row_max) {
     return row_max == -INFINITY ? 0.0f : row_max;
 }
 
+// exp(d) for d <= 0 without subnormal results, as in step 01: below ln 1.18e-38 the weight is 0.
+float exp_of_difference(float d) {
+    constexpr float kLogOfSmallestNormal = -87.33654f;
+    return d < kLogOfSmallestNormal ? 0.0f : std::exp(d);  // NaN compares false and stays NaN
+}
+
 // The factors that bring two states, or a state and an element, to the maximum of both.
 struct Rescale {
     float row_max;
@@ -44,7 +50,7 @@ struct Rescale {
 Rescale rescale(float max_a, float max_b) {
     const float row_max = std::max(max_a, max_b);
     const float shift = shift_for(row_max);
-    return {row_max, std::exp(max_a - shift), std::exp(max_b - shift)};
+    return {row_max, exp_of_difference(max_a - shift), exp_of_difference(max_b - shift)};
 }
 
 }  // namespace
@@ -85,7 +91,7 @@ void online_softmax(const float* x, float* y, std::int64_t n) {
     const State state = tree(x, n);
     const float shift = shift_for(state.row_max);
     const float divisor = state.row_sum == 0 ? 1.0f : state.row_sum;
-    for (std::int64_t i = 0; i < n; ++i) y[i] = std::exp(x[i] - shift) / divisor;
+    for (std::int64_t i = 0; i < n; ++i) y[i] = exp_of_difference(x[i] - shift) / divisor;
 }
 
 RowState::RowState(std::int64_t head_dim) {

@@ -289,6 +289,21 @@ TEST_CASE("elements of -inf leave a state as it is and weigh exactly 0") {
     CHECK(log_sum_exp(chain_of({-INF, -INF})) == -INF);
 }
 
+TEST_CASE("A14: a weight below the smallest normal number is exactly 0, in a row and in every state") {
+    CHECK(softmax({0, -87.4f, -90, -1e30f}) == std::vector<float>{1, 0, 0, 0});
+    CHECK(softmax({0, -87.3f})[1] == doctest::Approx(std::exp(-87.3)).epsilon(1e-5));
+    const float value = 1e30f;  // times exp(-90) it would not be 0
+    RowState row(1), far(1);
+    update(row, 0, &value);
+    row.acc[0] = 0;
+    update(row, -90, &value);
+    CHECK(row.acc[0] == 0);
+    update(far, -90, &value);
+    CHECK(merge(row, far).acc[0] == 0);
+    update(far, 0, &value);
+    CHECK(far.acc[0] == value);
+}
+
 TEST_CASE("A9: one NaN or +inf, in any place and any grouping, makes the whole row NaN") {
     for (const float bad : {QUIET_NAN, INF}) {
         for (const float other : {0.0f, -INF, 1e30f}) {
