@@ -173,6 +173,29 @@ TEST_CASE_TEMPLATE("Predict: 33 keys of score 0 in a tile of 64 give L = ln 33, 
     }
 }
 
+TEST_CASE("the README's worked example: a phantom key would turn O = 18.453 into 6.571") {
+    const double scores[] = {-2, -1, -3}, values[] = {10, 20, 30};
+    auto call = flash::testing::make_call<float>({"", {1, 1, 1, 1, 3, 8}}, false);
+    call.scale = 1;
+    set<float>(call.q, [](int, int d) { return d == 0 ? 1.0f : 0.0f; });
+    set<float>(call.k, [&](int n, int d) { return d == 0 ? static_cast<float>(scores[n]) : 0.0f; });
+    set<float>(call.v, [&](int n, int) { return static_cast<float>(values[n]); });
+    flash::testing::execute_on<float, DeviceBuffer> (&attention_forward<float>)(call, {});
+    const auto o = static_cast<double>(call.o.memory[static_cast<std::size_t>(call.o.index(0, 0, 0, 0))]);
+    const auto lse = static_cast<double>(call.lse[static_cast<std::size_t>(call.kLseGuard)]);
+    CHECK(o == doctest::Approx(18.453).epsilon(1e-5));
+    CHECK(lse == doctest::Approx(-0.592394).epsilon(1e-6));
+
+    double sum = 0, weighted = 0;
+    for (int j = 0; j < 3; ++j) {
+        sum += std::exp(scores[j]);
+        weighted += std::exp(scores[j]) * values[j];
+    }
+    CHECK(weighted / sum == doctest::Approx(o));
+    CHECK(weighted / (sum + 1) == doctest::Approx(6.571).epsilon(1e-4));
+    CHECK(std::log(sum + 1) == doctest::Approx(0.440).epsilon(1e-3));
+}
+
 TEST_CASE("Predict: B = 2, H = 3, N = 100 takes 12 blocks; 36 rows of a head's second tile exist") {
     const Shape s{2, 3, 3, 100, 100, 64};
     CHECK(ceil_div(100, 64) * heads_of(s) == 12);
@@ -231,7 +254,7 @@ TEST_CASE_TEMPLATE("a head moves 2 N D + 2 N^2 D / BLOCK_Q elements and 4 N byte
     }
 }
 
-TEST_CASE("the README's operations per byte: 2 BLOCK_Q / s for long sequences") {
+TEST_CASE("the README's traffic by hand, and its operations per byte: 2 BLOCK_Q / s for long sequences") {
     const Shape s{1, 1, 1, 1 << 20, 1 << 20, 64};
     const double flop = 4.0 * s.len_q * s.len_kv * s.head_dim;
     const auto per_byte = [&](int block_q, int element_bytes) {
@@ -241,6 +264,7 @@ TEST_CASE("the README's operations per byte: 2 BLOCK_Q / s for long sequences") 
     CHECK(per_byte(16, 4) == doctest::Approx(8).epsilon(0.001));
     CHECK(per_byte(64, 4) == doctest::Approx(32).epsilon(0.001));
     CHECK(per_byte(64, 2) == doctest::Approx(64).epsilon(0.001));
+    CHECK(loads_per_block({1, 1, 1, 4, 4, 2}, 2, 4) + stores({1, 1, 1, 4, 4, 2}, 4) == 208);
 }
 
 TEST_CASE(
