@@ -1,4 +1,4 @@
-// The tiled algorithm of attention.hpp near the machine's peak. Read attention.cpp first: the mathematics and
+// The tiled algorithm of attention.hpp, made fast. Read attention.cpp first: the mathematics and
 // the tiles are the same; what differs is how the numbers lie in memory and how many a single instruction
 // works on.
 #pragma once

@@ -234,6 +234,38 @@ TEST_CASE("L gives back any probability: P = exp(S - L), and the row's probabili
     CHECK(sum == doctest::Approx(1));
 }
 
+TEST_CASE("L of two halves of the keys merges their outputs into the output of all keys") {
+    const int head_dim = 16;
+    for (const Variant& variant : VARIANTS) {
+        for (const int first_keys : {0, 1, 40, 100}) {
+            CAPTURE(variant.name);
+            CAPTURE(first_keys);
+            Problem whole = random_problem({1, 1, 1, 5, 100, head_dim});
+            whole.run(variant.forward);
+            Problem first{.shape = {1, 1, 1, 5, first_keys, head_dim}},
+                second{.shape = {1, 1, 1, 5, 100 - first_keys, head_dim}};
+            for (Problem* part : {&first, &second}) {
+                const std::size_t skip = part == &first ? 0 : first.k.size();
+                part->q.copy_from_host(whole.q.data());
+                part->k.copy_from_host(whole.k.data() + skip);
+                part->v.copy_from_host(whole.v.data() + skip);
+                part->run(variant.forward);
+            }
+            int compared = 0;
+            for (std::size_t i = 0; i < whole.o.size(); ++i, ++compared) {
+                const double L_1 = first.lse.data()[i / head_dim], L_2 = second.lse.data()[i / head_dim];
+                const double larger = std::max(L_1, L_2);
+                const double L = larger + std::log(std::exp(L_1 - larger) + std::exp(L_2 - larger));
+                const double o =
+                    std::exp(L_1 - L) * first.o.data()[i] + std::exp(L_2 - L) * second.o.data()[i];
+                CHECK(!(std::abs(L - whole.lse.data()[i / head_dim]) > 1e-6));
+                CHECK(!(std::abs(o - whole.o.data()[i]) > 2e-6));
+            }
+            CHECK(compared == 5 * head_dim);
+        }
+    }
+}
+
 TEST_CASE(
     "Predict: twice the tokens take 4 times the extra memory over the matrix, and as much as before in "
     "tiles") {
