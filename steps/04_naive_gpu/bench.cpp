@@ -1,5 +1,6 @@
-// Step 04 measured: a vector add, the row softmax fused and in four kernels, and attention with S and P in
-// global memory. On the emulator the traffic is counted and set beside the formula; on a GPU it is timed.
+// Step 04: the vector add's mask checked; the row softmax, fused and in four kernels, and attention with S
+// and P in global memory measured. On the emulator the traffic is counted and set beside the formula; on a
+// GPU it is timed.
 #include <algorithm>
 #include <memory>
 #include <span>
@@ -182,7 +183,7 @@ void softmax_and_vector_add(bench::Session& session) {
 
 int main(int argc, char** argv) {
     bench::GpuForwardStep step{
-        {"04", "the first GPU attention keeps S and P in global memory, and waits for it"}};
+        {"04", "the first GPU attention keeps S and P in global memory and reads K uncoalesced"}};
     step.variant = "three kernels";
     step.max_len = 4096;
     step.fp32 = naive_forward<float>();
