@@ -304,10 +304,11 @@ TEST_CASE(
     "Predict: rounding P and O makes 1.3 times the error of rounding O alone; bf16 errs 8 times as much as "
     "fp16") {
     const Shape s{1, 1, 1, 128, 256, 64};
-    const auto half = rounding_errors<fp16>(s), bfloat = rounding_errors<bf16>(s);
-    CHECK(half.step / half.output == doctest::Approx(1.3).epsilon(0.05));
+    const auto fp16_errors = rounding_errors<fp16>(s), bfloat = rounding_errors<bf16>(s);
+    CHECK(fp16_errors.step / fp16_errors.output == doctest::Approx(1.3).epsilon(0.05));
     CHECK(bfloat.step / bfloat.output == doctest::Approx(1.3).epsilon(0.05));
-    CHECK(bfloat.step / half.step == doctest::Approx(8).epsilon(0.05));  // 8 significant bits against 11
+    CHECK(bfloat.step / fp16_errors.step ==
+          doctest::Approx(8).epsilon(0.05));  // 8 significant bits against 11
 }
 
 TEST_CASE("A15: scores of 72,000 stay finite though fp16 ends at 65,504") {
