@@ -14,6 +14,7 @@
 #include "doctest/doctest.h"
 #include "softmax.hpp"
 
+using flash::bf16;
 using flash::fp16;
 using flash::from_float;
 using flash::to_float;
@@ -129,6 +130,17 @@ TEST_CASE("naive softmax fails in fp32 from the first number above ln 2^128 = 88
     CHECK(first >= threshold);
     CHECK(std::nextafter(first, 0.0f) < threshold);
     CHECK(std::isnan(naive({first})[0]));
+}
+
+TEST_CASE("exp overflows in bf16 from x = 89 on, the first bf16 number above ln (2^128 - 2^119)") {
+    const double threshold = std::log(0x1p128 - 0x1p119);
+    CHECK(to_float(from_float<bf16>(static_cast<float>(0x1p128 - 0x1p120))) == 0x1p128 - 0x1p120);
+    CHECK(std::isfinite(
+        to_float(from_float<bf16>(std::nextafter(static_cast<float>(0x1p128 - 0x1p119), 0.0f)))));
+    CHECK(std::isinf(to_float(from_float<bf16>(static_cast<float>(0x1p128 - 0x1p119)))));
+    CHECK((88.5 < threshold && threshold <= 89));
+    CHECK(to_float(from_float<bf16>(88.74f)) == 88.5f);  // bf16 numbers near 89 are 1/2 apart
+    CHECK(to_float(from_float<bf16>(88.76f)) == 89);
 }
 
 TEST_CASE("Predict: naive softmax of two fp32 scores of 88.5 is 0 and 0: each exp fits, their sum does not") {
