@@ -300,7 +300,7 @@ class Timing:
             if column.startswith("step") or column == CUDNN:
                 self.against_flash(column)
         self.causal_share(columns)
-        self.climb([c for c in columns if c.startswith("step")])
+        self.climb(sorted(c for c in columns if c.startswith("step")))
 
     def against_flash(self, column):
         dims = sorted({key[0] for key in self.table})

@@ -110,7 +110,12 @@ def query(ncu):
 
 
 def kernel_of(name):
-    """(step, kernel) of a demangled name, or None: 'void flash::step08::<unnamed>::kernel<...>(...)'."""
+    """(step, kernel) of a kernel's name, or None: mangled '_ZN5flash6step08...24attention_forward_kernelI...', which
+    ncu passes on whole, or demangled 'void flash::step08::<unnamed>::kernel<...>(...)'."""
+    mangled = re.match(r"_ZN5flash6step(\d\d)", name)
+    if mangled:
+        kernel = re.search(r"\d([a-z][a-z_]*_kernel)", name)
+        return (mangled[1], kernel[1]) if kernel else None
     plain = name.replace("(anonymous namespace)::", "").replace("<unnamed>::", "")
     found = re.search(r"flash::step(\d\d)::(\w+)", plain)
     return found.groups() if found else None
@@ -228,7 +233,7 @@ def profile(ncu, chosen, arguments):
     with tempfile.TemporaryDirectory() as directory:
         log = pathlib.Path(directory) / "ncu.csv"
         command = [ncu, "--profile-from-start", "off", "--clock-control", "none", "--csv", "--page", "details"]
-        command += ["--print-units", "base", "--print-kernel-base", "demangled", "--metrics", names, "--log-file", log]
+        command += ["--print-units", "base", "--print-kernel-base", "mangled", "--metrics", names, "--log-file", log]
         command += [sys.executable, pathlib.Path(__file__).resolve(), "--launch", *arguments]
         done = subprocess.run(command, capture_output=True, text=True)
         text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
@@ -278,7 +283,8 @@ def main(arguments):
     text, environment = profile(ncu, chosen, arguments)
     found = per_step(parse(text), chosen, problem(options))
     if not found:
-        raise ProfileError("ncu saw no kernel of a step")
+        names = sorted(set(re.findall(r'^"\d+",(?:"[^"]*",){3}"([^"]*)"', text, flags=re.MULTILINE)))
+        raise ProfileError(f"ncu saw no kernel of a step, only: {'; '.join(names) or 'nothing'}")
     report(found, problem(options), environment, options.csv)
     counted = set().union(*(values for _, _, values in found))
     missing = [name for name in METRICS if name not in counted]

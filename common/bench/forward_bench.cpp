@@ -141,12 +141,12 @@ int forward_bench(int argc, char** argv, const std::vector<GpuForwardStep>& vers
                          const std::string why_not = gpu::why_no_device();
                          if (!why_not.empty()) throw DeviceMissing(why_not);
                          for (const GpuForwardStep& step : versions) {
+                             if (step.more) step.more(session);
                              TypeBench<bf16>(session, step, step.bfloat).run();
                              // The tour shows one 2-byte type and fp32; the other 2-byte type runs at the
                              // same speed.
                              if (!session.tour()) TypeBench<fp16>(session, step, step.half).run();
                              TypeBench<float>(session, step, step.fp32).run();
-                             if (step.more) step.more(session);
                          }
                      });
 }
