@@ -78,7 +78,10 @@ def headline(step_cases):
     """The cases that stand for a step: one unmasked problem, in bf16 where there is one, that most versions ran; the
     largest of those."""
     usable = [c for c in step_cases if c[0]["op"] != "peak" and {"time", "traffic_per_launch"} & c[1].keys()]
-    usable = [c for c in usable if c[0]["variant"] != gpu_tables.BESIDE_PEERS]  # the same call again
+    own = [c for c in usable if c[0]["variant"] != gpu_tables.BESIDE_PEERS]
+    # Beside its peers a step makes the same call again: it stands for the step where the bench's own row is missing.
+    if any(c[0]["op"] == "forward" for c in own):
+        usable = own
     for op in ("forward", "backward", "softmax"):
         of_op = [c for c in usable if c[0]["op"] == op and c[0]["mask"] == "none"]
         if not of_op:
@@ -126,7 +129,7 @@ def _bank_conflicts(metrics):
 LADDER_COLUMNS = {
     "step": lambda case, metrics: case["step"],
     "idea": lambda case, metrics: IDEAS.get(case["step"], ""),
-    "version": lambda case, metrics: case["variant"],
+    "version": lambda case, metrics: "forward" if case["variant"] == gpu_tables.BESIDE_PEERS else case["variant"],
     "problem": lambda case, metrics: f"{problem(case)}, {case['dtype']}",
     "time": lambda case, metrics: quantity(metrics["time"]) if "time" in metrics else "",
     "rate": lambda case, metrics: _rate(metrics),
