@@ -32,7 +32,7 @@ def axis_of_sizes(ax, sizes):
     ax.set_yscale("log")
     ax.set_xticks(sizes, [f"{size:g}" for size in sizes])
     ax.minorticks_off()
-    ax.set_xlabel("standard deviation of the scaled scores")
+    ax.set_xlabel("spread of the scaled scores (σ)")
 
 
 def lines(ax, table, methods):

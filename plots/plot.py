@@ -69,7 +69,7 @@ def memory_vs_n(rows):
     ax.set_yticks([t for t, _ in ticks], [name for _, name in ticks])
     ax.set_ylabel("extra memory of one head")
     axis_of_lengths(ax, n)
-    ax.legend(fontsize=9)
+    ax.legend(fontsize=10)
     return fig
 
 
@@ -100,7 +100,7 @@ def share_of_peak(rows):
     ax.set_ylim(0, 100)
     ax.set_ylabel("% of the multiply-add peak")
     axis_of_lengths(ax, sorted(lengths))
-    ax.legend(loc="center right", fontsize=9)
+    ax.legend(loc="center right", fontsize=10)
     return fig
 
 
@@ -128,7 +128,7 @@ def io_model(rows):
     ax.set_yscale("log")
     ax.set_ylabel(f"bytes a head ({dtype}, D = 64)")
     axis_of_lengths(ax, sorted(lengths))
-    ax.legend(fontsize=9)
+    ax.legend(fontsize=10)
     return fig
 
 
@@ -152,7 +152,7 @@ def loop_orders(rows):
     ax.invert_yaxis()
     ax.grid(axis="y", visible=False)
     ax.set_xlabel(f"thousand elements moved, one head, N = {n}, D = 64, tiles of 64 x 64")
-    ax.legend(fontsize=9, ncol=4, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    ax.legend(fontsize=10, ncol=4, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     return fig
 
 
@@ -174,43 +174,44 @@ def softmax_overflow(rows):
     }
     for dtype, (x, shift, text) in words.items():
         height = math.log10(LARGEST[dtype])
-        ax.text(x, height + shift, text.format(math.log(LARGEST[dtype])), va="center", fontsize=9)
+        ax.text(x, height + shift, text.format(math.log(LARGEST[dtype])), va="center", fontsize=10)
     ax.set_xlabel("x")
     ax.set_ylabel("exp(x)")
     powers = range(0, 41, 10)
     ax.set_yticks(powers, [f"1e{power}" for power in powers])
     ax.set_xlim(0, 96)
     ax.set_ylim(0, 42)
-    ax.legend(loc="lower right", fontsize=9, bbox_to_anchor=(1.0, 0.16))
+    ax.legend(loc="lower right", fontsize=10, bbox_to_anchor=(1.0, 0.16))
     return fig
 
 
 def online_softmax(_rows):
-    keys = [2.0, 1.0, 5.0, 3.0]
+    elements = [2.0, 1.0, 5.0, 3.0]
     states, row_max, row_sum = [], -math.inf, 0.0
-    for key in keys:
-        new_max = max(row_max, key)
-        row_sum = row_sum * math.exp(row_max - new_max) + math.exp(key - new_max)
+    for x in elements:
+        new_max = max(row_max, x)
+        row_sum = row_sum * math.exp(row_max - new_max) + math.exp(x - new_max)
         row_max = new_max
         states.append((row_max, row_sum))
     ratios = {"height_ratios": (3, 2)}
     fig, (top, bottom) = plt.subplots(2, 1, sharex=True, figsize=(7.2, 4.6), gridspec_kw=ratios)
-    places = range(1, len(keys) + 1)
-    top.bar(places, keys, color=INK, alpha=0.35, width=0.5, label="the key that arrives")
+    places = range(1, len(elements) + 1)
+    top.bar(places, elements, color=INK, alpha=0.35, width=0.5, label="x, the element that arrives")
     top.step(places, [m for m, _ in states], where="mid", **STYLES[0], label="m, the running maximum")
-    top.set_ylabel("score")
+    top.set_ylabel("x and m")
     top.set_ylim(0, 6.4)
-    top.legend(loc="upper left", fontsize=9)
+    top.legend(loc="upper left", fontsize=10)
     bottom.plot(places, [total for _, total in states], **STYLES[1], label="l, the running sum of exp(x - m)")
     for place, (_, total) in zip(places, states):
         bottom.annotate(f"{total:.4f}", (place, total), xytext=(0, 8), textcoords="offset points", ha="center")
-    bottom.annotate(
-        "a new maximum: the old sum\nis multiplied by exp(2 - 5)", (3, states[2][1]), xytext=(3.25, 1.62), fontsize=9
-    )
+    middle = (states[1][1] + states[2][1]) / 2
+    arrow = {"arrowstyle": "->", "color": INK}
+    words = "a new maximum: the old sum\nis multiplied by exp(2 - 5)"
+    bottom.annotate(words, (2.5, middle), xytext=(2.7, 1.5), fontsize=10, arrowprops=arrow)
     bottom.set_ylim(0.8, 2)
     bottom.set_ylabel("l")
-    bottom.legend(loc="upper left", fontsize=9)
-    bottom.set_xticks(list(places), [f"key {i}\n{key:g}" for i, key in zip(places, keys)])
+    bottom.legend(loc="upper left", fontsize=10)
+    bottom.set_xticks(list(places), [f"element {i}\n{x:g}" for i, x in zip(places, elements)])
     return fig
 
 
@@ -228,8 +229,8 @@ def real_attention(_rows):
     tokens = (fixture.parent / "minilm_tokens.txt").read_text(encoding="utf-8").splitlines()[:shown]
     fig, ax = plt.subplots(figsize=(7.2, 6.6))
     image = ax.imshow(weights[:shown, :shown], cmap="viridis", vmin=0, vmax=1, interpolation="nearest")
-    ax.set_xticks(range(shown), tokens, rotation=90, fontsize=8)
-    ax.set_yticks(range(shown), tokens, fontsize=8)
+    ax.set_xticks(range(shown), tokens, rotation=90, fontsize=9)
+    ax.set_yticks(range(shown), tokens, fontsize=9)
     ax.grid(visible=False)
     ax.set_xlabel("key")
     ax.set_ylabel("query")

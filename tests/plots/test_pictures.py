@@ -82,7 +82,7 @@ class Pictures(unittest.TestCase):
         for colour in [plot.INK, *(look["color"] for look in plot.STYLES)]:
             for background in ("#ffffff", "#0d1117"):
                 with self.subTest(colour=colour, background=background):
-                    self.assertGreaterEqual(contrast(colour, background), 3)
+                    self.assertGreaterEqual(contrast(colour, background), 4.3 if colour == plot.INK else 3)
 
     def test_lines_differ_in_more_than_colour(self):
         self.assertEqual(len({look["marker"] for look in plot.STYLES}), len(plot.STYLES))
