@@ -7,10 +7,12 @@
 namespace flash::step02 {
 namespace {
 
+constexpr std::int64_t LONGEST_ROW = INT64_MAX / static_cast<std::int64_t>(sizeof(float));
+
 void check_row(const char* name, const float* row, std::int64_t n) {
     if (n < 0) throw std::invalid_argument("n is " + std::to_string(n) + "; a row has n >= 0 elements");
     if (n == 0) return;
-    if (n > INT64_MAX / static_cast<std::int64_t>(sizeof(float)))
+    if (n > LONGEST_ROW)
         throw std::invalid_argument("n is " + std::to_string(n) + "; a row must fit in 2^63 bytes");
     if (row == nullptr)
         throw std::invalid_argument(std::string(name) + " is null; a row of elements needs memory");
@@ -97,11 +99,15 @@ void online_softmax(const float* x, float* y, std::int64_t n) {
 RowState::RowState(std::int64_t head_dim) {
     if (head_dim < 0)
         throw std::invalid_argument("head_dim is " + std::to_string(head_dim) + "; it must be >= 0");
+    if (head_dim > LONGEST_ROW)
+        throw std::invalid_argument("head_dim is " + std::to_string(head_dim) +
+                                    "; a row must fit in 2^63 bytes");
     acc.resize(static_cast<std::size_t>(head_dim));
 }
 
 void update(RowState& row, float score, const float* value) {
     check_row("value", value, row_length(row));
+    if (score == -INFINITY) return;  // a weight of 0 would not silence a value of inf or NaN: 0 * inf is NaN
     const Rescale r = rescale(row.state.row_max, score);
     row.state = {r.row_max, row.state.row_sum * r.a + r.b};
     for (std::size_t d = 0; d < row.acc.size(); ++d) row.acc[d] = row.acc[d] * r.a + r.b * value[d];

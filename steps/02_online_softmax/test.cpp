@@ -374,6 +374,17 @@ TEST_CASE("a carried row without a key, or with keys of -inf only, is 0 with L =
     CHECK(output(row) == value);
 }
 
+TEST_CASE("an element of -inf leaves the carried row as it is, whatever its value holds") {
+    const std::vector<float> hidden = {INF, QUIET_NAN}, value = {1, 2};
+    RowState row(2);
+    update(row, -INF, hidden.data());
+    CHECK(output(row) == std::vector<float>{0, 0});
+    update(row, 3, value.data());
+    update(row, -INF, hidden.data());
+    CHECK(output(row) == value);
+    CHECK(log_sum_exp(row.state) == 3);
+}
+
 TEST_CASE("A9: a NaN or +inf score makes the carried row NaN") {
     const std::vector<float> value = {1, 2};
     for (const float bad : {QUIET_NAN, INF}) {
@@ -409,6 +420,7 @@ TEST_CASE("bad arguments are refused by name and nothing is written") {
     const auto odd = reinterpret_cast<const float*>(reinterpret_cast<std::uintptr_t>(x.data()) + 2);
     refused("x is not aligned", [&] { online_softmax(odd, y.data(), 1); });
     refused("head_dim is -1", [&] { RowState row(-1); });
+    refused("head_dim is 4611686018427387903", [&] { RowState row(INT64_MAX / 2); });
     RowState row(2);
     refused("value is null", [&] { update(row, 0, nullptr); });
     refused("o is null", [&] { write_output(row, nullptr); });
