@@ -186,6 +186,22 @@ template <class T> void check_arguments(const ForwardArgs<T>& args, const Limits
     detail::check_disjoint(o, lse);
 }
 
+// The same call with stride 0 in every dimension of size 0 or 1, where the caller's stride may be any number:
+// kernels then form no address beyond a tensor and none that is not aligned.
+template <class T> ForwardArgs<T> without_idle_strides(ForwardArgs<T> args) {
+    const Shape& s = args.shape;
+    const auto tidy = [&](auto& view, int heads, int len) {
+        if (s.batch <= 1) view.stride_batch = 0;
+        if (heads <= 1) view.stride_head = 0;
+        if (len <= 1) view.stride_row = 0;
+    };
+    tidy(args.q, s.heads_q, s.len_q);
+    tidy(args.k, s.heads_kv, s.len_kv);
+    tidy(args.v, s.heads_kv, s.len_kv);
+    tidy(args.o, s.heads_q, s.len_q);
+    return args;
+}
+
 // The x size of a grid with one block for each of `blocks` units of work; no other grid dimension is used,
 // because they end at 65,535.
 inline unsigned checked_grid(std::int64_t blocks, const Limits& limits) {

@@ -171,7 +171,8 @@ template <class T, int HEAD_DIM, int BLOCK_Q, int BLOCK_KV> void launch_forward(
     constexpr std::size_t kSharedBytes =
         ((BLOCK_Q + BLOCK_KV) * (HEAD_DIM + 1) + BLOCK_Q * (BLOCK_KV + 1)) * sizeof(float);
     gpu::launch(attention_forward_kernel<T, HEAD_DIM, BLOCK_Q, BLOCK_KV>, dim3(checked_grid(blocks, kLimits)),
-                dim3(SIDE * SIDE), kSharedBytes, args.stream, args, args.mask.kernel_diagonal(shape));
+                dim3(SIDE * SIDE), kSharedBytes, args.stream, without_idle_strides(args),
+                args.mask.kernel_diagonal(shape));
 }
 
 }  // namespace

@@ -215,7 +215,7 @@ template <class T, int HEAD_DIM> void launch_forward(const ForwardArgs<T>& args)
     if (blocks == 0) return;
     constexpr std::size_t kSharedBytes = (BLOCK_Q + 2 * BLOCK_KV) * HEAD_DIM * sizeof(T);
     gpu::launch(attention_forward_kernel<T, HEAD_DIM>, dim3(checked_grid(blocks, kLimits)), dim3(WARPS * 32),
-                kSharedBytes, args.stream, args, args.mask.kernel_diagonal(shape));
+                kSharedBytes, args.stream, without_idle_strides(args), args.mask.kernel_diagonal(shape));
 }
 
 }  // namespace

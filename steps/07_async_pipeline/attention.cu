@@ -1,5 +1,6 @@
 #include "attention.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
@@ -251,8 +252,8 @@ void launch_forward(const ForwardArgs<T>& args) {
     if (blocks == 0) return;
     gpu::launch(attention_forward_kernel<T, HEAD_DIM, BLOCK_Q, BLOCK_KV, WARPS, STAGES>,
                 dim3(checked_grid(blocks, kLimits)), dim3(WARPS * 32),
-                TileShape{HEAD_DIM, BLOCK_Q, BLOCK_KV, WARPS, STAGES}.shared_bytes(), args.stream, args,
-                args.mask.kernel_diagonal(shape));
+                TileShape{HEAD_DIM, BLOCK_Q, BLOCK_KV, WARPS, STAGES}.shared_bytes(), args.stream,
+                without_idle_strides(args), args.mask.kernel_diagonal(shape));
 }
 
 // A tile shape and the function that was built for it.
@@ -275,11 +276,12 @@ constexpr std::array kBuilt = {built<T, 64, 128, 64, 4, 3>(), built<T, 64, 64, 6
 }  // namespace
 
 TileShape chosen_tile_shape(int head_dim, std::size_t shared_available) {
-    std::size_t smallest = 0;
+    detail::check_shape({.head_dim = head_dim}, kLimits);
+    std::size_t smallest = SIZE_MAX;
     for (const auto& candidate : kBuilt<bf16>) {
         if (candidate.shape.head_dim < head_dim) continue;
-        smallest = candidate.shape.shared_bytes();
-        if (smallest <= shared_available) return candidate.shape;
+        if (candidate.shape.shared_bytes() <= shared_available) return candidate.shape;
+        smallest = std::min(smallest, candidate.shape.shared_bytes());
     }
     detail::refuse("a tile for head_dim " + std::to_string(head_dim) + " wants " + std::to_string(smallest) +
                    " bytes of shared memory per block; this device has " + std::to_string(shared_available));

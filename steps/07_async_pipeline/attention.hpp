@@ -27,7 +27,8 @@ struct TileShape {
 };
 
 // The tile shape for a head dimension on a device that offers a block `shared_available` bytes of shared
-// memory: the first of the table that fits. Throws std::invalid_argument with both sizes when none does.
+// memory: the first of the table that fits. Throws std::invalid_argument with both sizes when none does, and
+// for a head dimension that the step does not take.
 TileShape chosen_tile_shape(int head_dim, std::size_t shared_available);
 
 }  // namespace flash::step07

@@ -28,7 +28,8 @@ constexpr Limits kLimits{"step 08", 256, 8, true};
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 // A row is rescaled only when its maximum has grown by more than a factor of 2^8 in P. Until then P stays at
-// or below 2^8, far inside fp16, and O and L are the same: only the number that both are divided by differs.
+// or below 2^8 (for scores below 2^24 in size), far inside fp16, and O and L are the same: only the number
+// that both are divided by differs.
 constexpr float kRescaleThreshold = 8.0f;
 
 // One block: BLOCK_Q queries of one head. One warp: BLOCK_Q / WARPS of them, so that no row crosses a warp.
@@ -319,7 +320,7 @@ void launch_forward(const ForwardArgs<T>& args) {
     constexpr std::size_t kSharedBytes = (BLOCK_Q + STAGES * 2 * BLOCK_KV) * HEAD_DIM * sizeof(T);
     gpu::launch(attention_forward_kernel<T, HEAD_DIM, BLOCK_Q, BLOCK_KV, WARPS, STAGES, BLOCKS_PER_SM>,
                 dim3(checked_grid(heads * tiles_q, kLimits)), dim3(WARPS * 32), kSharedBytes, args.stream,
-                args, args.mask.kernel_diagonal(shape), static_cast<int>(per_group));
+                without_idle_strides(args), args.mask.kernel_diagonal(shape), static_cast<int>(per_group));
 }
 
 }  // namespace

@@ -149,3 +149,22 @@ TEST_CASE("an output beside an input is accepted, one element earlier it is refu
     CHECK_THROWS_WITH_AS(check_arguments(good.args, kLimits),
                          "o overlaps q in memory; outputs need memory of their own", std::invalid_argument);
 }
+
+TEST_CASE("strides of dimensions without a second element become 0, the others stay") {
+    ForwardArgs<bf16> args;
+    args.shape = {1, 3, 1, 1, 5, 8};
+    args.q = {nullptr, 7, 8, 1};
+    args.k = {nullptr, INT64_MAX, 3, 8};
+    args.v = args.k;
+    args.o = {nullptr, 7, 8, 1};
+    const auto tidy = without_idle_strides(args);
+    CHECK(tidy.q.stride_batch == 0);
+    CHECK(tidy.q.stride_head == 8);
+    CHECK(tidy.q.stride_row == 0);
+    CHECK(tidy.k.stride_batch == 0);
+    CHECK(tidy.k.stride_head == 0);
+    CHECK(tidy.k.stride_row == 8);
+    CHECK(tidy.v.stride_row == 8);
+    CHECK(tidy.o.stride_head == 8);
+    CHECK(tidy.o.stride_row == 0);
+}
