@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs what `cmake --workflow --preset tour` and `--preset test` need, and nothing else:
-#   a C++20 compiler, CMake 3.25 or newer, Ninja, make, doctest, Boost.Context, Python 3 with matplotlib or venv.
+#   a C++20 compiler, CMake 3.25 or newer, Ninja, make, patch, doctest, Boost.Context, Python 3 with matplotlib or venv.
 # Says first what it will install; installs nothing when all is there. docs/building.md gives the reason for each.
 set -eu
 
@@ -80,6 +80,7 @@ compiler >/dev/null || want "$p_compiler"
 have cmake || want "$p_cmake"
 have ninja || want "$p_ninja"
 have make || want make
+have patch || want patch
 has_doctest || want "$p_doctest"
 has_boost_context || want "$p_boost"
 has_python || want "$p_python"
