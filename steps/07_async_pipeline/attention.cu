@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(WARPS * 32) attention_forward_kernel(ForwardAr
                 }
                 const float new_max = quad_max(lane_max);
                 const float shift = new_max == -INFINITY ? 0.0f : new_max;  // a row that has seen nothing yet
-                const float factor = __expf(row_max[m][h] - shift);
+                const float rescale = __expf(row_max[m][h] - shift);
                 row_max[m][h] = new_max;
                 float lane_sum = 0.0f;
 #pragma unroll
@@ -183,11 +183,11 @@ __global__ void __launch_bounds__(WARPS * 32) attention_forward_kernel(ForwardAr
                         lane_sum += s[m][n][i];
                     }
                 }
-                row_sum[m][h] = row_sum[m][h] * factor + quad_sum(lane_sum);
+                row_sum[m][h] = row_sum[m][h] * rescale + quad_sum(lane_sum);
 #pragma unroll
                 for (int n = 0; n < HEAD_DIM / 8; ++n) {
-                    acc[m][n][2 * h] *= factor;
-                    acc[m][n][2 * h + 1] *= factor;
+                    acc[m][n][2 * h] *= rescale;
+                    acc[m][n][2 * h + 1] *= rescale;
                 }
             }
         }

@@ -198,13 +198,13 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                     const float row_max = quad_max(lane_max[m][h]);
                     if (fmaf(row_max, scale_log2, row_shift[m][h]) > kRescaleThreshold) {
                         const float shift = -row_max * scale_log2;
-                        const float factor = gpu::exp2_approx(shift - row_shift[m][h]);
+                        const float rescale = gpu::exp2_approx(shift - row_shift[m][h]);
                         row_shift[m][h] = shift;
-                        row_sum[m][h] *= factor;
+                        row_sum[m][h] *= rescale;
 #pragma unroll
                         for (int n = 0; n < HEAD_DIM / 8; ++n) {
-                            acc[m][n][2 * h] *= factor;
-                            acc[m][n][2 * h + 1] *= factor;
+                            acc[m][n][2 * h] *= rescale;
+                            acc[m][n][2 * h + 1] *= rescale;
                         }
                     }
                 }
