@@ -222,22 +222,24 @@ TEST_CASE("every device from sm_80 on has a tile shape that fits, for every head
 
 TEST_CASE_TEMPLATE("C1: exactly enough shared memory will do; a byte less is refused with both sizes", T,
                    fp16, bf16) {
-    const std::size_t smallest = shapes_for(128).back().shared_bytes();
-    const ForwardCase c{"", {1, 1, 1, 70, 90, 128}};
-    {
-        const SharedLimit exact(smallest);
-        CHECK(failure_of<T>(c) == "");
-    }
-    const SharedLimit too_little(smallest - 1);
-    auto call = flash::testing::make_call<T>(c, true);
-    const auto before = call;
     const auto execute = flash::testing::execute_on<T, DeviceBuffer>(&attention_forward<T>);
-    const std::string sentence = "a tile for head_dim 128 wants " + std::to_string(smallest) +
-                                 " bytes of shared memory per block; this device has " +
-                                 std::to_string(smallest - 1);
-    CHECK_THROWS_WITH_AS(execute(call, {}), sentence.c_str(), std::invalid_argument);
-    CHECK(flash::testing::same_bits(call.o.memory, before.o.memory));
-    CHECK(flash::testing::same_bits(call.lse, before.lse));
+    for (const int head_dim : {40, 128}) {
+        const std::size_t smallest = shapes_for(head_dim).back().shared_bytes();
+        const ForwardCase c{"", {1, 1, 1, 70, 90, head_dim}};
+        {
+            const SharedLimit exact(smallest);
+            CHECK(failure_of<T>(c) == "");
+        }
+        const SharedLimit too_little(smallest - 1);
+        auto call = flash::testing::make_call<T>(c, true);
+        const auto before = call;
+        const std::string sentence =
+            "a tile for head_dim " + std::to_string(head_dim) + " wants " + std::to_string(smallest) +
+            " bytes of shared memory per block; this device has " + std::to_string(smallest - 1);
+        CHECK_THROWS_WITH_AS(execute(call, {}), sentence.c_str(), std::invalid_argument);
+        CHECK(flash::testing::same_bits(call.o.memory, before.o.memory));
+        CHECK(flash::testing::same_bits(call.lse, before.lse));
+    }
 }
 
 TEST_CASE("Predict: eight rows at one chunk lie in one group of banks; swizzled, in eight groups") {
