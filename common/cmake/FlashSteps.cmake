@@ -66,6 +66,14 @@ if(FLASH_STEPS_RESOLVED_BACKEND STREQUAL "cuda")
         endif()
         set(CMAKE_CUDA_ARCHITECTURES "${FLASH_STEPS_ARCH}" CACHE STRING "Compute capabilities to build for")
     endif()
+    # cp.async and mma.sync m16n8k16 begin with sm_80: an older target is refused here, not by an abort in a kernel.
+    foreach(arch IN LISTS CMAKE_CUDA_ARCHITECTURES)
+        string(REGEX MATCH "^[0-9]+" number "${arch}")
+        if(number AND number LESS 80)
+            message(FATAL_ERROR "CMAKE_CUDA_ARCHITECTURES contains ${arch}; the GPU steps need sm_80 or newer "
+                                "(-DFLASH_STEPS_BACKEND=emulator runs them without a GPU)")
+        endif()
+    endforeach()
     check_language(CUDA)
     if(NOT CMAKE_CUDA_COMPILER)
         message(FATAL_ERROR "the cuda back end needs nvcc on the PATH (or -DCMAKE_CUDA_COMPILER=...), with a host "

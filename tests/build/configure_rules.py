@@ -81,6 +81,13 @@ class Configure(unittest.TestCase):
         self.assertEqual(status, 0, output)
         self.assertIn("probe: cuda 80;90", output)
 
+    def test_E5_a_target_without_the_instructions_is_refused_before_anything_is_compiled(self):
+        for target in ("75", "90;70"):
+            with self.subTest(target=target):
+                status, output = self.configure("-DFLASH_STEPS_BACKEND=cuda", f"-DCMAKE_CUDA_ARCHITECTURES={target}")
+                self.assertNotEqual(status, 0)
+                self.assertIn("the GPU steps need sm_80 or newer", output)
+
     def test_E4_a_host_compiler_that_nvcc_refuses_is_named(self):
         tools = self.fake_tool("nvcc", "echo 'error: -- unsupported GNU version!' >&2; exit 1\n")
         status, output = self.configure(

@@ -1,6 +1,9 @@
 #include "primitives.hpp"
 
+#include <stdexcept>
+
 #include "common/gpu/gpu.hpp"
+#include "common/gpu/tile.hpp"
 #include "common/types.hpp"
 
 namespace flash::primitives {
@@ -34,6 +37,16 @@ __global__ void ldmatrix_kernel(const std::uint16_t* rows, const std::uint32_t* 
         gpu::ldmatrix_x4(r, address);
     }
     for (int m = 0; m < 4; ++m) out[lane * 4 + m] = r[m];
+}
+
+template <int HEAD_DIM> __global__ void swizzle_kernel(int* swizzled, int* along) {
+    constexpr int CHUNKS = HEAD_DIM / 8;
+    const int row = static_cast<int>(threadIdx.x);
+    for (int c = 0; c < CHUNKS; ++c) {
+        swizzled[row * CHUNKS + c] = gpu::swizzled<HEAD_DIM>(row, c);
+        const auto first = static_cast<std::uint32_t>(gpu::swizzled<HEAD_DIM>(row, c % 2));
+        along[row * CHUNKS + c] = static_cast<int>(gpu::along_row<HEAD_DIM>(first, c - c % 2));
+    }
 }
 
 template <class T>
@@ -298,6 +311,34 @@ std::vector<float> exp2_approx(const std::vector<float>& x) {
     const auto blocks = static_cast<unsigned>((x.size() + 127) / 128);
     gpu::launch(exp2_kernel, blocks, 128, 0, nullptr, in.data(), out.data(), static_cast<int>(x.size()));
     return to_host(out);
+}
+
+Swizzle swizzle(int head_dim, int rows) {
+    const auto size = static_cast<std::size_t>(rows * head_dim / 8);
+    gpu::DeviceBuffer<int> swizzled(size), along(size);
+    const auto run = [&](auto kernel) {
+        gpu::launch(kernel, 1, static_cast<unsigned>(rows), 0, nullptr, swizzled.data(), along.data());
+    };
+    switch (head_dim) {
+        case 32:
+            run(swizzle_kernel<32>);
+            break;
+        case 64:
+            run(swizzle_kernel<64>);
+            break;
+        case 96:
+            run(swizzle_kernel<96>);
+            break;
+        case 128:
+            run(swizzle_kernel<128>);
+            break;
+        case 256:
+            run(swizzle_kernel<256>);
+            break;
+        default:
+            throw std::invalid_argument("no kernel was built for this head dimension");
+    }
+    return {to_host(swizzled), to_host(along)};
 }
 
 AtomicResults atomics(int blocks, int threads) {

@@ -61,6 +61,13 @@ AtomicResults atomics(int blocks, int threads);
 // A sum over one block through shared memory with a barrier per halving.
 float block_sum(const std::vector<float>& x);
 
+// Where chunk c of row r lies in a tile of `rows` rows, in bytes: element r * (head_dim / 8) + c of
+// `swizzled`. The same place reached from chunk c % 2 by along_row: `along`.
+struct Swizzle {
+    std::vector<int> swizzled, along;
+};
+Swizzle swizzle(int head_dim, int rows);
+
 // Copies 16 bytes at a time, and 8.
 std::vector<float> copy_float4(const std::vector<float>& x);
 std::vector<float> copy_float2(const std::vector<float>& x);

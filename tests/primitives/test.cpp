@@ -144,6 +144,28 @@ TEST_CASE("cp_async_wait<1> completes the older of two groups, cp_async_wait<0> 
     CHECK(cp_async_two_groups(source) == source);
 }
 
+TEST_CASE(
+    "the swizzle permutes a tile, spreads every column of eight rows over all banks, and along_row follows "
+    "it") {
+    for (const int head_dim : {32, 64, 96, 128, 256}) {
+        CAPTURE(head_dim);
+        const int rows = 64, chunks = head_dim / 8;
+        const Swizzle got = swizzle(head_dim, rows);
+        std::vector<int> places = got.swizzled;
+        std::sort(places.begin(), places.end());
+        for (std::size_t i = 0; i < places.size(); ++i) REQUIRE(places[i] == static_cast<int>(i) * 16);
+        CHECK(got.along == got.swizzled);
+        for (int first_row = 0; first_row < rows; first_row += 8) {
+            for (int c = 0; c < chunks; ++c) {
+                unsigned banks = 0;  // eight groups of four banks: 128 bytes
+                for (int r = 0; r < 8; ++r)
+                    banks |= 1u << got.swizzled[(first_row + r) * chunks + c] / 16 % 8;
+                REQUIRE(banks == 0xffu);
+            }
+        }
+    }
+}
+
 TEST_CASE("shuffles move values between lanes, inside segments of width lanes") {
     const auto value = numbered_lanes();
     for (const int width : {32, 16, 8}) {
