@@ -15,10 +15,8 @@ namespace {
 
 constexpr Limits kLimits{"step 04", 256};
 constexpr unsigned kFullWarp = 0xffffffffu;
-constexpr unsigned kThreads = 256;  // per block
-// Rows of S in one launch. No kernel has more than 256 threads per row of O or 32 per row of L, so this keeps
-// the grid within the 2^31 - 1 blocks of its x dimension.
-constexpr std::int64_t kMaxRows = 0x7fffffff;
+constexpr unsigned kThreads = 256;                                         // per block
+constexpr std::int64_t kMaxThreads = std::int64_t{kThreads} * 0x7fffffff;  // of a grid's x dimension
 
 // What a kernel needs to know of the call, with S and P for the (batch, head) slices first_slice ..
 // first_slice + slices - 1. Query head h of batch entry b is slice b * Hq + h.
@@ -126,7 +124,7 @@ template <class T>
 void launch_over(std::int64_t n, void (*kernel)(Problem<T>), const Problem<T>& problem, Stream stream) {
     if (n == 0) return;
     const std::int64_t blocks = (n + kThreads - 1) / kThreads;
-    gpu::launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads), 0, stream, problem);
+    gpu::launch(kernel, dim3(checked_grid(blocks, kLimits)), dim3(kThreads), 0, stream, problem);
 }
 
 void check_workspace(const void* workspace, std::int64_t bytes, std::int64_t slice_bytes) {
@@ -141,17 +139,27 @@ void check_workspace(const void* workspace, std::int64_t bytes, std::int64_t sli
     }
 }
 
+// `bytes` of the workspace are used.
+template <class T>
+void check_workspace_is_apart(const ForwardArgs<T>& args, const void* workspace, std::int64_t bytes) {
+    const Shape& s = args.shape;
+    const detail::CheckedTensor used{"workspace", workspace, {1, 1, 1, bytes}, {0, 0, 0, 1}, 1, true};
+    const TensorView<float> lse{args.lse, static_cast<std::int64_t>(s.heads_q) * s.len_q, s.len_q, 1};
+    for (const auto& tensor : {detail::checked("q", args.q, s.batch, s.heads_q, s.len_q, s.head_dim),
+                               detail::checked("k", args.k, s.batch, s.heads_kv, s.len_kv, s.head_dim),
+                               detail::checked("v", args.v, s.batch, s.heads_kv, s.len_kv, s.head_dim),
+                               detail::checked("o", args.o, s.batch, s.heads_q, s.len_q, s.head_dim),
+                               detail::checked("lse", lse, s.batch, s.heads_q, s.len_q, 1)}) {
+        detail::check_disjoint(used, tensor);
+    }
+}
+
 }  // namespace
 
 template <class T> std::int64_t slice_workspace_bytes(const Shape& shape) {
-    std::int64_t bytes = 0;
-    if (__builtin_mul_overflow(static_cast<std::int64_t>(shape.len_q) * shape.len_kv,
-                               static_cast<std::int64_t>(sizeof(float) + sizeof(T)), &bytes)) {
-        throw std::invalid_argument("shape.len_q is " + std::to_string(shape.len_q) + " and shape.len_kv " +
-                                    std::to_string(shape.len_kv) +
-                                    "; S and P of one slice must fit in 2^63 bytes");
-    }
-    return bytes;
+    detail::check_shape(shape, kLimits);  // which also keeps the product within 64 bits
+    return static_cast<std::int64_t>(shape.len_q) * shape.len_kv *
+           static_cast<std::int64_t>(sizeof(float) + sizeof(T));
 }
 
 template <class T> std::int64_t workspace_bytes(const Shape& shape) {
@@ -176,8 +184,11 @@ template <class T> void attention_forward(const ForwardArgs<T>& args, void* work
     if (all_slices == 0 || shape.len_q == 0) return;
     check_workspace(workspace, bytes, slice_bytes);
 
-    std::int64_t per_chunk = std::min(all_slices, kMaxRows / shape.len_q);
+    const std::int64_t slice_threads = static_cast<std::int64_t>(shape.len_q) *
+                                       std::max({shape.len_kv, shape.head_dim, 32});  // of the largest kernel
+    std::int64_t per_chunk = std::min(all_slices, std::max<std::int64_t>(1, kMaxThreads / slice_threads));
     if (slice_bytes > 0) per_chunk = std::min(per_chunk, bytes / slice_bytes);
+    check_workspace_is_apart(args, workspace, per_chunk * slice_bytes);
     Problem<T> problem{shape,
                        args.q,
                        args.k,

@@ -15,7 +15,8 @@ namespace flash::step04 {
 
 inline constexpr std::int64_t kWorkspaceLimit = std::int64_t{8} << 30;  // bytes
 
-// Bytes of S and P for one (batch, head) slice: Nq * Nk * (4 + sizeof(T)).
+// Bytes of S and P for one (batch, head) slice: Nq * Nk * (4 + sizeof(T)). Throws std::invalid_argument for a
+// shape that attention_forward would refuse; so does workspace_bytes.
 template <class T> std::int64_t slice_workspace_bytes(const Shape& shape);
 
 // Bytes that attention_forward(args) allocates: whole slices, within kWorkspaceLimit unless one slice is
@@ -27,7 +28,7 @@ template <class T> std::int64_t workspace_bytes(const Shape& shape);
 template <class T> void attention_forward(const ForwardArgs<T>& args);
 
 // The same, in a workspace of the caller's: 4-byte aligned device memory that overlaps no tensor and stays
-// untouched until the stream is done. Refused when not even one slice fits.
+// untouched until the stream is done. Refused when it overlaps a tensor or not even one slice fits.
 template <class T> void attention_forward(const ForwardArgs<T>& args, void* workspace, std::int64_t bytes);
 
 }  // namespace flash::step04

@@ -7,7 +7,7 @@
 //
 // Errors: std::invalid_argument, before anything is launched, for negative sizes, cols beyond 2^30, more rows
 // than a grid has blocks for (at least 2^31 - 1), null or misaligned pointers of a non-empty matrix, and
-// overlapping input and output.
+// input, output and workspace that overlap.
 #pragma once
 
 #include <cstdint>

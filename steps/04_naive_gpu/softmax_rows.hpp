@@ -153,6 +153,37 @@ constexpr std::size_t kWarpStateBytes = kMaxWarps * sizeof(State);
     throw std::invalid_argument(sentence);
 }
 
+// Memory of a call, by the name of its argument; it has elements.
+struct Region {
+    const char* name;
+    const void* data;
+    std::int64_t bytes;
+    std::int64_t element_bytes;
+};
+
+inline void check_memory(const Region& region) {
+    const std::string name = region.name;
+    if (!region.data) refuse(name + " is null; a matrix with elements needs memory");
+    if (reinterpret_cast<std::uintptr_t>(region.data) % static_cast<std::uintptr_t>(region.element_bytes) !=
+        0) {
+        refuse(name + " is not aligned; " + std::to_string(region.element_bytes) +
+               "-byte alignment is needed");
+    }
+}
+
+inline void check_disjoint(const Region& output, const Region& other) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(output.data);
+    const auto other_begin = reinterpret_cast<std::uintptr_t>(other.data);
+    if (begin < other_begin + static_cast<std::uintptr_t>(other.bytes) &&
+        other_begin < begin + static_cast<std::uintptr_t>(output.bytes)) {
+        refuse(std::string(output.name) + " overlaps " + other.name + "; it needs memory of its own");
+    }
+}
+
+template <class T> Region region(const char* name, const T* data, std::int64_t elements) {
+    return {name, data, elements * static_cast<std::int64_t>(sizeof(T)), sizeof(T)};
+}
+
 // Bytes of the matrix; 0 means nothing to do.
 template <class T> std::int64_t checked_bytes(const T* x, const T* y, std::int64_t rows, std::int64_t cols) {
     if (rows < 0) refuse("rows is " + std::to_string(rows) + "; it must be >= 0");
@@ -168,14 +199,10 @@ template <class T> std::int64_t checked_bytes(const T* x, const T* y, std::int64
                "; the matrix must fit in 2^63 bytes");
     }
     if (bytes == 0) return 0;
-    const auto begin_x = reinterpret_cast<std::uintptr_t>(x), begin_y = reinterpret_cast<std::uintptr_t>(y);
-    const auto length = static_cast<std::uintptr_t>(bytes);
-    if (!x) refuse("x is null; a matrix with elements needs memory");
-    if (!y) refuse("y is null; a matrix with elements needs memory");
-    if (begin_x % sizeof(T) != 0) refuse("x is not aligned to its element type");
-    if (begin_y % sizeof(T) != 0) refuse("y is not aligned to its element type");
-    if (begin_x < begin_y + length && begin_y < begin_x + length)
-        refuse("y overlaps x; it needs memory of its own");
+    const Region input = region("x", x, rows * cols), output = region("y", y, rows * cols);
+    check_memory(input);
+    check_memory(output);
+    check_disjoint(output, input);
     return bytes;
 }
 

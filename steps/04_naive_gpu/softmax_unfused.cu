@@ -75,7 +75,13 @@ template <class T>
 void softmax_unfused(const T* x, T* y, float* row_max, float* row_sum, std::int64_t rows, std::int64_t cols,
                      Stream stream) {
     if (checked_bytes(x, y, rows, cols) == 0) return;
-    if (!row_max || !row_sum) refuse("row_max or row_sum is null; each needs one float per row");
+    const Region maxima = region("row_max", row_max, rows), sums = region("row_sum", row_sum, rows);
+    for (const Region& workspace : {maxima, sums}) {
+        check_memory(workspace);
+        check_disjoint(workspace, region("x", x, rows * cols));
+        check_disjoint(workspace, region("y", y, rows * cols));
+    }
+    check_disjoint(sums, maxima);
     if (rows_are_16_byte_aligned(x, y, cols)) {
         launch_unfused<T, 16 / sizeof(T)>(x, y, row_max, row_sum, rows, static_cast<int>(cols), stream);
     } else {

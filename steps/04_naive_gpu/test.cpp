@@ -5,6 +5,7 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "attention.hpp"
@@ -46,6 +47,9 @@ template <class T> std::vector<T> random_values(std::int64_t n, std::uint64_t se
     for (std::size_t i = 0; i < values.size(); ++i)
         values[i] = from_float<T>(size * flash::testing::random_normal(seed, i));
     return values;
+}
+template <class T> T* shifted(T* pointer, std::uintptr_t bytes) {
+    return reinterpret_cast<T*>(reinterpret_cast<std::uintptr_t>(pointer) + bytes);
 }
 template <class T> bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
     if (a.size() != b.size()) return false;
@@ -149,8 +153,9 @@ TEST_CASE("threads that the mask stops touch no memory") {
 }
 
 TEST_CASE("vector add refuses what it cannot do, naming the argument") {
-    DeviceBuffer<float> a(4);
-    float* x = a.data();
+    DeviceBuffer<float> a = on_device(std::vector<float>(4, 1)), b = on_device(std::vector<float>(4, 1)),
+                        out = on_device(std::vector<float>(8, 1));
+    float *x = a.data(), *y = out.data();
     CHECK_THROWS_WITH_AS(vector_add(x, x, x, -1), "n is -1; it must be >= 0", std::invalid_argument);
     CHECK_THROWS_WITH_AS(vector_add(x, x, x, 4, 0), "block_threads is 0; a block has 1 to 1024 threads",
                          std::invalid_argument);
@@ -158,6 +163,23 @@ TEST_CASE("vector add refuses what it cannot do, naming the argument") {
     CHECK_THROWS_AS(vector_add(nullptr, x, x, 4), std::invalid_argument);
     CHECK_THROWS_AS(vector_add(x, x, x, std::numeric_limits<std::int64_t>::max()), std::invalid_argument);
     CHECK_THROWS_AS(count_live_threads(nullptr, 4), std::invalid_argument);
+    CHECK_THROWS_WITH_AS(blocks_for(5, 0), "block_threads is 0; a block has 1 to 1024 threads",
+                         std::invalid_argument);
+    CHECK_THROWS_AS(blocks_for(std::numeric_limits<std::int64_t>::min(), -1), std::invalid_argument);
+    CHECK_THROWS_WITH_AS(blocks_for(-5, 128), "n is -5; it must be >= 0", std::invalid_argument);
+    CHECK_THROWS_WITH_AS(vector_add(shifted(x, 2), b.data(), y, 3),
+                         "a is not aligned; 4-byte alignment is needed", std::invalid_argument);
+    CHECK_THROWS_AS(vector_add(x, shifted(b.data(), 1), y, 3), std::invalid_argument);
+    CHECK_THROWS_AS(vector_add(x, b.data(), shifted(y, 2), 3), std::invalid_argument);
+    CHECK_THROWS_WITH_AS(vector_add(y, b.data(), y + 1, 4),
+                         "out overlaps a in part; out must be a itself or memory of its own",
+                         std::invalid_argument);
+    CHECK_THROWS_AS(vector_add(x, y + 1, y, 4), std::invalid_argument);
+    CHECK_NOTHROW(vector_add(y, y + 4, y, 4));
+    CHECK_NOTHROW(vector_add(x, y, y, 4));
+    DeviceBuffer<int> live(4);
+    CHECK_THROWS_WITH_AS(count_live_threads(shifted(live.data(), 2), 4),
+                         "live is not aligned; 4-byte alignment is needed", std::invalid_argument);
     CHECK_NOTHROW(vector_add(nullptr, nullptr, nullptr, 0));
 }
 
@@ -335,7 +357,7 @@ TEST_CASE_TEMPLATE("row softmax gives the same bits every time", T, float, bf16)
 }
 
 TEST_CASE("row softmax refuses what it cannot do, naming the argument") {
-    DeviceBuffer<float> memory(64);
+    DeviceBuffer<float> memory = on_device(std::vector<float>(64, 1));
     float* x = memory.data();
     float* y = x + 32;
     const auto* x_bytes = reinterpret_cast<const char*>(x);
@@ -352,6 +374,20 @@ TEST_CASE("row softmax refuses what it cannot do, naming the argument") {
     CHECK_THROWS_WITH_AS(softmax_fused(x, x + 3, 1, 4), "y overlaps x; it needs memory of its own",
                          std::invalid_argument);
     CHECK_THROWS_AS(softmax_unfused<float>(x, y, nullptr, x, 1, 4), std::invalid_argument);
+    float* row_max = x + 16;
+    float* row_sum = x + 24;  // of 2 rows of 4 numbers at x and at y
+    CHECK_NOTHROW(softmax_unfused(x, y, row_max, row_sum, 2, 4));
+    CHECK_THROWS_WITH_AS(softmax_unfused(x, y, shifted(row_max, 2), row_sum, 2, 4),
+                         "row_max is not aligned; 4-byte alignment is needed", std::invalid_argument);
+    CHECK_THROWS_AS(softmax_unfused(x, y, row_max, shifted(row_sum, 1), 2, 4), std::invalid_argument);
+    CHECK_THROWS_WITH_AS(softmax_unfused(x, y, y + 7, row_sum, 2, 4),
+                         "row_max overlaps y; it needs memory of its own", std::invalid_argument);
+    CHECK_THROWS_AS(softmax_unfused(x, y, row_max, y + 3, 2, 4), std::invalid_argument);
+    CHECK_THROWS_AS(softmax_unfused(x, y, x + 7, row_sum, 2, 4), std::invalid_argument);
+    CHECK_THROWS_AS(softmax_unfused(x, y, row_max, x, 2, 4), std::invalid_argument);
+    CHECK_THROWS_WITH_AS(softmax_unfused(x, y, row_max, row_max, 2, 4),
+                         "row_sum overlaps row_max; it needs memory of its own", std::invalid_argument);
+    CHECK_THROWS_AS(softmax_unfused(x, y, row_max, row_max + 1, 2, 4), std::invalid_argument);
 }
 
 TEST_CASE_TEMPLATE(
@@ -490,6 +526,13 @@ TEST_CASE("the workspace holds whole slices, within its limit unless one slice i
     CHECK(workspace_bytes<float>({1, 1, 1, 3, 0, 64}) == 0);
     const int max = std::numeric_limits<int>::max();
     CHECK_THROWS_AS(slice_workspace_bytes<float>({1, 1, 1, max, max, 1}), std::invalid_argument);
+    CHECK_THROWS_WITH_AS(slice_workspace_bytes<float>({1, 1, 1, -3, 5, 64}),
+                         "shape.len_q is -3; sizes must be >= 0", std::invalid_argument);
+    CHECK_THROWS_AS(slice_workspace_bytes<float>({1, 1, 1, 3, -5, 64}), std::invalid_argument);
+    CHECK_THROWS_AS(workspace_bytes<float>({-2, 1, 1, 3, 5, 64}), std::invalid_argument);
+    CHECK_THROWS_AS(workspace_bytes<float>({2, -1, -1, 3, 5, 64}), std::invalid_argument);
+    const int half = (1 << 30) - 32768;  // the most tokens a call may have, as queries and keys
+    CHECK(slice_workspace_bytes<float>({1, 1, 1, half, half, 1}) == std::int64_t{8} * half * half);
 }
 
 TEST_CASE_TEMPLATE("a workspace for fewer slices gives the same bits in more launches", T, float, fp16,
@@ -523,6 +566,46 @@ TEST_CASE("a workspace that is too small, null or misaligned is refused, and not
     CHECK_THROWS_AS(attention_forward(p.args(), workspace.data() + 2, slice), std::invalid_argument);
     CHECK_THROWS_AS(attention_forward(p.args(), workspace.data(), -1), std::invalid_argument);
     for (const float x : on_host(p.lse)) CHECK(std::isnan(x));
+}
+
+TEST_CASE("a workspace that overlaps a tensor is refused, and nothing is written") {
+    Problem<float> p({1, 2, 2, 8, 9, 8});
+    const std::int64_t bytes = workspace_bytes<float>(p.shape);
+    DeviceBuffer<float> memory(4096);  // tensor and workspace are cut out of it
+    float* tensor = memory.data() + 1024;
+    const std::vector<std::pair<std::string, std::function<void(ForwardArgs<float>&)>>> tensors = {
+        {"q", [&](ForwardArgs<float>& args) { args.q.data = tensor; }},
+        {"k", [&](ForwardArgs<float>& args) { args.k.data = tensor; }},
+        {"v", [&](ForwardArgs<float>& args) { args.v.data = tensor; }},
+        {"o", [&](ForwardArgs<float>& args) { args.o.data = tensor; }},
+        {"lse", [&](ForwardArgs<float>& args) { args.lse = tensor; }}};
+    for (const auto& [name, put] : tensors) {
+        CAPTURE(name);
+        memory.copy_from_host(std::vector<float>(4096, 1).data());
+        ForwardArgs<float> args = p.args();
+        put(args);
+        const std::string message =
+            "workspace overlaps " + name + " in memory; outputs need memory of their own";
+        CHECK_THROWS_WITH_AS(attention_forward(args, tensor, bytes), message.c_str(), std::invalid_argument);
+        float* too_near = tensor - bytes / 4 + 1;
+        CHECK_THROWS_WITH_AS(attention_forward(args, too_near, bytes), message.c_str(),
+                             std::invalid_argument);
+        for (const float x : on_host(p.lse)) CHECK(std::isnan(x));
+        CHECK(on_host(memory) == std::vector<float>(4096, 1));
+        // Just before it is right, however much memory the caller says there is.
+        CHECK_NOTHROW(attention_forward(args, too_near - 1, bytes));
+        p = Problem<float>(p.shape);
+    }
+}
+
+TEST_CASE("a slice that needs more blocks than a grid has is refused, and nothing is written") {
+    Problem<bf16> p({1, 1, 1, 1 << 20, 1 << 20, 1});
+    // S and P would take 6 TiB: the address is refused together with the shape, before it is used.
+    void* nowhere = reinterpret_cast<void*>(std::uintptr_t{1} << 40);
+    CHECK_THROWS_WITH_AS(attention_forward(p.args(), nowhere, slice_workspace_bytes<bf16>(p.shape)),
+                         "the shape needs 4294967296 blocks; step 04 can launch 2147483647: split the batch",
+                         std::invalid_argument);
+    CHECK(std::isnan(on_host(p.lse)[0]));
 }
 
 TEST_CASE_TEMPLATE("attention gives the same bits every time", T, float, bf16) {

@@ -1,5 +1,6 @@
 #include "steps/04_naive_gpu/vector_add.hpp"
 
+#include <cstdlib>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -24,11 +25,6 @@ __global__ void count_live_threads_kernel(int* live, std::int64_t n) {
 }
 
 unsigned checked_grid(std::int64_t n, int block_threads) {
-    if (n < 0) throw std::invalid_argument("n is " + std::to_string(n) + "; it must be >= 0");
-    if (block_threads < 1 || block_threads > 1024) {
-        throw std::invalid_argument("block_threads is " + std::to_string(block_threads) +
-                                    "; a block has 1 to 1024 threads");
-    }
     const std::int64_t blocks = blocks_for(n, block_threads);
     if (blocks > std::numeric_limits<int>::max()) {
         throw std::invalid_argument("n is " + std::to_string(n) + ", which needs " + std::to_string(blocks) +
@@ -37,9 +33,28 @@ unsigned checked_grid(std::int64_t n, int block_threads) {
     return static_cast<unsigned>(blocks);
 }
 
+void check_aligned(const char* name, const void* data) {
+    if (reinterpret_cast<std::uintptr_t>(data) % 4 != 0)
+        throw std::invalid_argument(std::string(name) + " is not aligned; 4-byte alignment is needed");
+}
+
+// n elements at `in` and at `out`, which may be the same ones.
+void check_no_partial_overlap(const char* name, const float* in, const float* out, std::int64_t n) {
+    const auto distance = reinterpret_cast<std::intptr_t>(out) - reinterpret_cast<std::intptr_t>(in);
+    if (distance != 0 && std::abs(distance) < n * static_cast<std::int64_t>(sizeof(float))) {
+        throw std::invalid_argument(std::string("out overlaps ") + name + " in part; out must be " + name +
+                                    " itself or memory of its own");
+    }
+}
+
 }  // namespace
 
 std::int64_t blocks_for(std::int64_t n, int block_threads) {
+    if (n < 0) throw std::invalid_argument("n is " + std::to_string(n) + "; it must be >= 0");
+    if (block_threads < 1 || block_threads > 1024) {
+        throw std::invalid_argument("block_threads is " + std::to_string(block_threads) +
+                                    "; a block has 1 to 1024 threads");
+    }
     return n / block_threads + (n % block_threads != 0);
 }
 
@@ -48,6 +63,11 @@ void vector_add(const float* a, const float* b, float* out, std::int64_t n, int 
     const unsigned grid = checked_grid(n, block_threads);
     if (n == 0) return;  // a grid of zero blocks is an error in CUDA
     if (!a || !b || !out) throw std::invalid_argument("a, b or out is null; n > 0 elements need memory");
+    check_aligned("a", a);
+    check_aligned("b", b);
+    check_aligned("out", out);
+    check_no_partial_overlap("a", a, out, n);
+    check_no_partial_overlap("b", b, out, n);
     gpu::launch(vector_add_kernel, dim3(grid), dim3(static_cast<unsigned>(block_threads)), 0, stream, a, b,
                 out, n);
 }
@@ -56,6 +76,7 @@ void count_live_threads(int* live, std::int64_t n, int block_threads, Stream str
     const unsigned grid = checked_grid(n, block_threads);
     if (n == 0) return;
     if (!live) throw std::invalid_argument("live is null; it needs one int per block");
+    check_aligned("live", live);
     gpu::launch(count_live_threads_kernel, dim3(grid), dim3(static_cast<unsigned>(block_threads)), 0, stream,
                 live, n);
 }
