@@ -33,6 +33,11 @@ std::vector<NamedKernel> usable_kernels() {
     return kernels;
 }
 
+// Row (b, h, n) of a view. A tensor without elements may come without memory, so null stays null.
+template <class T> T* row(const TensorView<T>& view, std::int64_t b, std::int64_t h, std::int64_t n) {
+    return view.data == nullptr ? nullptr : view.data + row_offset(view, b, h, n);
+}
+
 std::int64_t divide_up(std::int64_t a, std::int64_t b) {
     return (a + b - 1) / b;
 }
@@ -91,10 +96,8 @@ void forward(const ForwardArgs<float>& args, const SimdKernel& kernel) {
         for (std::int64_t i = 0; i < heads; ++i) {
             const std::int64_t b = (first + i) / shape.heads_kv, h = (first + i) % shape.heads_kv;
             float* k_packed = packed.get() + i * (k_size + v_size);
-            pack_keys(args.k.data + row_offset(args.k, b, h, 0), args.k.stride_row, shape, kernel.strip,
-                      k_packed);
-            pack_values(args.v.data + row_offset(args.v, b, h, 0), args.v.stride_row, shape, kernel.strip,
-                        k_packed + k_size);
+            pack_keys(row(args.k, b, h, 0), args.k.stride_row, shape, kernel.strip, k_packed);
+            pack_values(row(args.v, b, h, 0), args.v.stride_row, shape, kernel.strip, k_packed + k_size);
         }
         // The last tile first: under a causal mask it is the longest, and what is left at the end is short.
 #pragma omp for schedule(dynamic)
@@ -104,9 +107,8 @@ void forward(const ForwardArgs<float>& args, const SimdKernel& kernel) {
             const std::int64_t b = (first + i) / shape.heads_kv;
             const std::int64_t h = (first + i) % shape.heads_kv * group + task % group;
             const float* k_packed = packed.get() + i * (k_size + v_size);
-            kernel.query_tile({args.q.data + row_offset(args.q, b, h, query), args.q.stride_row,
-                               args.o.data + row_offset(args.o, b, h, query), args.o.stride_row,
-                               args.lse + (b * shape.heads_q + h) * shape.len_q + query,
+            kernel.query_tile({row(args.q, b, h, query), args.q.stride_row, row(args.o, b, h, query),
+                               args.o.stride_row, args.lse + (b * shape.heads_q + h) * shape.len_q + query,
                                static_cast<int>(std::min<std::int64_t>(kSimdBlockQ, shape.len_q - query)),
                                shape.head_dim, k_packed, k_packed + k_size, shape.len_kv, query + diagonal,
                                args.scale});

@@ -99,9 +99,33 @@ struct RowState {
     Vec row_sum = {};           // one partial sum per lane
 };
 
+// The scale in two factors. The power of two brings scores to their size and rounds nothing, so the maximum
+// is subtracted at that size: unscaled scores, or scale * log2(e), may be too large for a float where the
+// scaled scores are not.
+struct Scale {
+    float power;      // 2^e with 2^e <= scale < 2^(e + 1)
+    float rest_log2;  // scale / 2^e * log2(e): exp(scale * x) = 2^(rest_log2 * (power * x))
+    float whole;
+};
+
+Scale split(float scale) {
+    int exponent = 0;
+    ::frexpf(scale, &exponent);
+    const float power = ::ldexpf(1.0f, exponent - 1);
+    return {power, scale / power * 0x1.715476p0f, scale};
+}
+
+// What the scores, brought to size, are taken relative to. Subtracting -inf from -inf would be NaN; while the
+// row has seen no key any finite number serves. A scaled score of +inf makes the row NaN.
+float stabiliser_of(float row_max, const Scale& scale) {
+    const float scaled_max = row_max * scale.whole;
+    if (scaled_max == -INFINITY) return 0.0f;
+    return scaled_max == INFINITY ? NAN : row_max * scale.power;
+}
+
 // Turns the n scores of a row into weights relative to the new maximum; the keys from `visible` on get weight
 // zero. Returns the factor that brings what was accumulated so far to the new maximum.
-float weigh(float* scores, std::int64_t n, std::int64_t visible, float scale_log2, RowState& state) {
+float weigh(float* scores, std::int64_t n, std::int64_t visible, const Scale& scale, RowState& state) {
     for (std::int64_t j = visible < 0 ? 0 : visible; j < n; ++j) scores[j] = -INFINITY;
     Vec max_even = splat(state.row_max), max_odd = max_even;
     for (std::int64_t j = 0; j < n; j += 2 * kLanes) {
@@ -111,13 +135,13 @@ float weigh(float* scores, std::int64_t n, std::int64_t visible, float scale_log
     float lanes[kLanes];
     store(lanes, maximum(max_even, max_odd));
     const float new_max = horizontal_max<kLanes>(lanes);
-    // Subtracting -inf from -inf would be NaN; while the row has seen no key any finite number serves.
-    const float stabiliser = new_max == -INFINITY ? 0.0f : new_max;
-    const Vec rescale = exp2_nonpositive(splat((state.row_max - stabiliser) * scale_log2));
+    const float stabiliser = stabiliser_of(new_max, scale);
+    const float rest = scale.rest_log2;
+    const Vec rescale = exp2_nonpositive(splat((state.row_max * scale.power - stabiliser) * rest));
     Vec sum = state.row_sum * rescale;
     for (std::int64_t j = 0; j < n; j += kLanes) {
-        // The difference before the scale: exact near the maximum however large the scores are.
-        const Vec weight = exp2_nonpositive((load<Vec>(scores + j) - stabiliser) * scale_log2);
+        // The difference before what rounds: exact near the maximum however large the scores are.
+        const Vec weight = exp2_nonpositive((load<Vec>(scores + j) * scale.power - stabiliser) * rest);
         store(scores + j, weight);
         sum += weight;
     }
@@ -154,7 +178,7 @@ void query_tile(const SimdQueryTile& t) {
         for (int d = 0; d < acc_stride; ++d) acc[r * acc_stride + d] = 0.0f;
     }
 
-    const float scale_log2 = t.scale * 0x1.715476p0f;  // log2(e): exp(scale * x) = 2^(scale_log2 * x)
+    const Scale scale = split(t.scale);
     for (std::int64_t key = 0; key < t.len_kv; key += kBlockKv) {
         for (int row = 0; row < rows; row += kRows) {
             // Keys of this tile that the group's last row sees: work beyond them is skipped.
@@ -171,7 +195,7 @@ void query_tile(const SimdQueryTile& t) {
             float rescale[kRows];
             for (int r = 0; r < kRows; ++r) {
                 const std::int64_t seen = row + r + t.diagonal + 1 - key;
-                rescale[r] = weigh(prob + r * kProbStride, strips * kStrip, seen < n ? seen : n, scale_log2,
+                rescale[r] = weigh(prob + r * kProbStride, strips * kStrip, seen < n ? seen : n, scale,
                                    state[row + r]);
             }
             multiply_columns(prob, kProbStride, t.v_packed + key * kStrip, t.len_kv * kStrip, n,

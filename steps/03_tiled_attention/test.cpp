@@ -4,6 +4,7 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "attention.hpp"
@@ -458,5 +459,79 @@ TEST_CASE(
         p.run(variant.forward);
         CHECK(p.o.data()[0] == 2);
         CHECK(p.lse.data()[0] == doctest::Approx(-2e6));
+    }
+}
+
+TEST_CASE("a scale of 3e38 or 1e-38 gives the softmax of the scaled scores, whatever their size without it") {
+    struct Extreme {
+        float key, scale, o, lse;
+    };
+    // Scaled scores +-3 and +-2.5 with values +-1: O = tanh of them, L = ln(2 cosh of them).
+    for (const Extreme& e :
+         {Extreme{1e-38f, 3e38f, 0.9950548f, 3.0024757f}, Extreme{2.5e38f, 1e-38f, 0.9866143f, 2.5067153f}}) {
+        CAPTURE(e.scale);
+        Problem p{.shape = {1, 1, 1, 1, 2, 8}, .scale = e.scale};
+        set(p.q, {1, 0, 0, 0, 0, 0, 0, 0});
+        set(p.k, {e.key, 0, 0, 0, 0, 0, 0, 0, -e.key, 0, 0, 0, 0, 0, 0, 0});
+        set(p.v, {1, 1, 1, 1, 1, 1, 1, 1, -1, -1, -1, -1, -1, -1, -1, -1});
+        const auto check = [&] {
+            CHECK(p.o.data()[7] == doctest::Approx(e.o).epsilon(1e-6));
+            CHECK(p.lse.data()[0] == doctest::Approx(e.lse).epsilon(1e-6));
+        };
+        for (const Variant& variant : VARIANTS) {
+            CAPTURE(variant.name);
+            p.run(variant.forward);
+            check();
+        }
+        for (const std::string_view set : simd_instruction_sets()) {
+            CAPTURE(set);
+            attention_simd(p.args(), set);
+            check();
+        }
+    }
+}
+
+TEST_CASE("A9: a score that overflows when it is scaled is infinite: NaN above, a masked key below") {
+    for (const Variant& variant : VARIANTS) {
+        for (const float scale : {1.9f, 1e30f}) {
+            CAPTURE(variant.name);
+            CAPTURE(scale);
+            Problem p = row_of_scores({1, -3e38f, 3e38f}, {1, 2, 3});
+            p.scale = scale;
+            p.run(variant.forward);
+            CHECK(std::isnan(p.o.data()[0]));
+            CHECK(std::isnan(p.lse.data()[0]));
+            Problem below = row_of_scores({-3e38f, -3.1e38f}, {1, 2});
+            below.scale = scale;
+            below.run(variant.forward);
+            CHECK(below.o.data()[0] == 0);
+            CHECK(below.lse.data()[0] == -INF);
+        }
+    }
+}
+
+TEST_CASE("null pointers of empty tensors are not moved, whatever their strides") {
+    // Seen by UndefinedBehaviorSanitizer only: an offset from null is undefined even when nothing is read.
+    for (const Variant& variant : VARIANTS) {
+        CAPTURE(variant.name);
+        std::vector<float> lse(2 * 200, QUIET_NAN), o(2 * 200, QUIET_NAN), q(2 * 200, 1);
+        ForwardArgs<float> no_keys;
+        no_keys.shape = {1, 2, 2, 200, 0, 1};
+        no_keys.scale = 1;
+        no_keys.q = {q.data(), 400, 200, 1};
+        no_keys.o = {o.data(), 400, 200, 1};
+        no_keys.k = no_keys.v = {nullptr, 400, 200, 1};
+        no_keys.lse = lse.data();
+        variant.forward(no_keys);
+        CHECK(o == std::vector<float>(400, 0.0f));
+        CHECK(lse == std::vector<float>(400, -INF));
+        ForwardArgs<float> no_dim;
+        no_dim.shape = {1, 2, 2, 200, 3, 0};
+        no_dim.scale = 1;
+        no_dim.q = no_dim.k = no_dim.v = {nullptr, 400, 200, 1};
+        no_dim.o = {nullptr, 400, 200, 1};
+        no_dim.lse = lse.data();
+        variant.forward(no_dim);
+        for (const float l : lse) CHECK(l == doctest::Approx(std::log(3.0)));
     }
 }
