@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdio>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -50,7 +51,7 @@ inline void count_allocation(std::size_t bytes) {
 }
 
 void* device_allocate(std::size_t bytes);
-void device_free(void* data) noexcept;
+void device_free(void* data);
 void copy_to_device(void* device, const void* host, std::size_t bytes);
 void copy_to_host(void* host, const void* device, std::size_t bytes);
 }  // namespace detail
@@ -78,7 +79,11 @@ template <class T> class DeviceBuffer {
     }
     ~DeviceBuffer() {
         if (data_ == nullptr) return;
-        detail::device_free(data_);
+        try {
+            detail::device_free(data_);
+        } catch (const DeviceError& error) {  // a destructor can only say so
+            std::fprintf(stderr, "%s\n", error.what());
+        }
         detail::bytes_in_use -= size_ * sizeof(T);
     }
     DeviceBuffer(DeviceBuffer&& other) noexcept

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdio>
 #include <cstdlib>
 #include <limits>
 #include <map>
@@ -132,9 +131,8 @@ void* device_allocate(std::size_t bytes) {
     return data;
 }
 
-void device_free(void* data) noexcept {
-    const cudaError_t error = cudaFree(data);
-    if (error != cudaSuccess) std::fprintf(stderr, "freeing device memory: %s\n", cudaGetErrorString(error));
+void device_free(void* data) {
+    check(cudaFree(data), "freeing device memory");
 }
 
 void copy_to_device(void* device, const void* host, std::size_t bytes) {

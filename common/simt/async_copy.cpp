@@ -44,8 +44,8 @@ void cp_async(std::uint32_t shared, const void* source, int bytes) {
     if (bytes < 0 || bytes > static_cast<int>(kRow))
         fail([=] { return "cp.async of " + std::to_string(bytes) + " bytes; it copies 0 to 16"; });
     if (shared % kRow != 0) fail_misaligned(Access::kWrite, kRow, to);
+    if (from % kRow != 0) fail_misaligned(Access::kRead, kRow, from);
     if (bytes > 0) {
-        if (from % kRow != 0) fail_misaligned(Access::kRead, kRow, from);
         access_memory(machine, from, static_cast<std::size_t>(bytes), Access::kRead);
         machine.counters.cp_async_bytes += static_cast<std::uint64_t>(bytes);
     }

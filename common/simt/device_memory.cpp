@@ -28,7 +28,14 @@ constexpr std::size_t kPage = 4096;
 
 std::mutex memory_mutex;
 std::map<std::uintptr_t, std::size_t> allocations;  // begin, exact size
+std::size_t allocated_bytes = 0;                    // by all of them
 std::uintptr_t next_place = 0;
+
+// Half of the host's memory: what is known about a byte takes a byte of its own.
+std::size_t memory_size() {
+    return static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) *
+           static_cast<std::size_t>(sysconf(_SC_PAGE_SIZE)) / 2;
+}
 
 // Address room only; pages take memory when they are first written. Where the system allows less, less is
 // taken.
@@ -54,7 +61,6 @@ std::size_t round_up(std::size_t n, std::size_t multiple) {
 // nothing.
 std::uintptr_t find_place(std::size_t bytes) {
     const std::size_t room = round_up(std::max(bytes, std::size_t{1} << 16), kPage);
-    if (bytes > arena.bytes / 4) return 0;
     for (int round = 0; round < 2; ++round) {
         std::uintptr_t place = next_place;
         while (place + 3 * room <= arena.begin + arena.bytes) {
@@ -73,42 +79,62 @@ std::uintptr_t find_place(std::size_t bytes) {
     return 0;
 }
 
-void mark(std::uintptr_t begin, std::size_t bytes, std::uint64_t Line::*field) {
-    Line* line = arena.lines + (begin - arena.begin) / kLineBytes;
-    for (; bytes >= kLineBytes; bytes -= kLineBytes, ++line) line->*field = ~std::uint64_t{0};
-    if (bytes > 0) line->*field |= (std::uint64_t{1} << bytes) - 1;
+void mark_written(std::uintptr_t begin, std::size_t bytes) {
+    for (const std::uintptr_t end = begin + bytes; begin < end;) {
+        const std::size_t part = std::min(end - begin, kLineBytes - begin % kLineBytes);
+        arena.lines[(begin - arena.begin) / kLineBytes].written |= bits_of_line(begin, part);
+        begin += part;
+    }
 }
 
 // AddressSanitizer watches the exact bounds of ordinary memory itself.
-void* allocate_ordinary(std::size_t bytes) {
+std::uintptr_t place_ordinary(std::size_t bytes) {
     void* data = nullptr;
-    if (posix_memalign(&data, 256, bytes) != 0) return nullptr;
-    return std::memset(data, 0xff, bytes);
+    if (posix_memalign(&data, 256, bytes) != 0) return 0;
+    return reinterpret_cast<std::uintptr_t>(std::memset(data, 0xff, bytes));
 }
 
-void* allocate(std::size_t bytes) {
-    const std::lock_guard lock(memory_mutex);
+std::uintptr_t place_allocation(std::size_t bytes) {
+    if (!kHooks) return place_ordinary(bytes);
     if (arena.bytes == 0) reserve_arena();
-    const std::uintptr_t begin = find_place(bytes);
-    if (begin == 0) return nullptr;
-    allocations[begin] = bytes;
-    mark(begin, bytes, &Line::valid);
-    return reinterpret_cast<void*>(begin);
+    return find_place(bytes);
 }
 
 // The pages go back to the system and read as fresh ones, data and lines: later accesses are errors.
-void release(std::uintptr_t begin) {
-    const std::lock_guard lock(memory_mutex);
-    const auto found = allocations.find(begin);
-    if (found == allocations.end()) return;
-    const std::size_t bytes = round_up(found->second, kPage);
+void return_pages(std::uintptr_t begin, std::size_t bytes) {
     madvise(reinterpret_cast<void*>(begin), bytes, MADV_DONTNEED);
     madvise(arena.lines + (begin - arena.begin) / kLineBytes, bytes / kLineBytes * sizeof(Line),
             MADV_DONTNEED);
-    allocations.erase(found);
+}
+
+// Refuses bytes that do not lie in one allocation. The caller holds the mutex.
+void check_range(const char* what, std::uintptr_t begin, std::size_t bytes) {
+    const auto above = allocations.upper_bound(begin);
+    std::string why = "no device memory is allocated there";
+    if (above != allocations.begin()) {
+        const auto& below = *std::prev(above);
+        const std::size_t offset = begin - below.first;
+        if (offset < below.second) {
+            const std::size_t left = below.second - offset;
+            if (bytes <= left) return;
+            why = "the allocation there ends after " + std::to_string(left) + " bytes";
+        }
+    }
+    throw gpu::DeviceError(std::string(what) + ": " + std::to_string(bytes) + " bytes at " + hex(begin) +
+                           ", but " + why);
 }
 
 }  // namespace
+
+// Asked for when a line is first touched, so that an allocation costs nothing before it is used.
+std::uint64_t allocated_bits_of_line(std::uintptr_t address) {
+    const std::lock_guard lock(memory_mutex);
+    const std::uintptr_t begin = address / kLineBytes * kLineBytes;  // where allocations begin, too
+    const auto above = allocations.upper_bound(begin);
+    if (above == allocations.begin()) return 0;
+    const auto& [first, bytes] = *std::prev(above);
+    return begin - first < bytes ? bits_of_line(begin, std::min(first + bytes - begin, kLineBytes)) : 0;
+}
 
 std::string describe_device_address(std::uintptr_t address) {
     const std::lock_guard lock(memory_mutex);
@@ -136,38 +162,56 @@ namespace flash::gpu {
 namespace detail {
 
 void* device_allocate(std::size_t bytes) {
-    void* data = simt::kHooks ? simt::allocate(bytes) : simt::allocate_ordinary(bytes);
-    if (data == nullptr)
-        throw DeviceError("out of device memory: " + std::to_string(bytes) + " bytes were asked for");
-    return data;
+    const std::lock_guard lock(simt::memory_mutex);
+    const std::size_t left = simt::memory_size() - simt::allocated_bytes;
+    const std::uintptr_t begin = bytes > left ? 0 : simt::place_allocation(bytes);
+    if (begin == 0) {
+        throw DeviceError("out of device memory: " + std::to_string(bytes) + " bytes were asked for, " +
+                          std::to_string(left) + " are left");
+    }
+    simt::allocations[begin] = bytes;
+    simt::allocated_bytes += bytes;
+    return reinterpret_cast<void*>(begin);
 }
-void device_free(void* data) noexcept {
+void device_free(void* data) {
+    const std::lock_guard lock(simt::memory_mutex);
+    const auto found = simt::allocations.find(reinterpret_cast<std::uintptr_t>(data));
+    if (found == simt::allocations.end()) {
+        throw DeviceError("freeing " + simt::hex(reinterpret_cast<std::uintptr_t>(data)) +
+                          ": no allocation of device memory begins there");
+    }
+    const auto [begin, bytes] = *found;
     if (simt::kHooks) {
-        simt::release(reinterpret_cast<std::uintptr_t>(data));
+        simt::return_pages(begin, simt::round_up(bytes, simt::kPage));
     } else {
         std::free(data);
     }
+    simt::allocated_bytes -= bytes;
+    simt::allocations.erase(found);
 }
 void copy_to_device(void* device, const void* host, std::size_t bytes) {
-    if (simt::kHooks) simt::mark(reinterpret_cast<std::uintptr_t>(device), bytes, &simt::Line::written);
+    const std::lock_guard lock(simt::memory_mutex);
+    const auto begin = reinterpret_cast<std::uintptr_t>(device);
+    simt::check_range("copying to the device", begin, bytes);
+    if (simt::kHooks) simt::mark_written(begin, bytes);
     std::memcpy(device, host, bytes);
 }
 void copy_to_host(void* host, const void* device, std::size_t bytes) {
+    const std::lock_guard lock(simt::memory_mutex);
+    simt::check_range("copying from the device", reinterpret_cast<std::uintptr_t>(device), bytes);
     std::memcpy(host, device, bytes);
 }
 
 }  // namespace detail
 
 DeviceInfo device_info() {
-    const auto pages = static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES));
-    const auto page_bytes = static_cast<std::size_t>(sysconf(_SC_PAGE_SIZE));
     return {.name = "emulator",
             .sm_count = 1,
             .cc_major = 9,
             .cc_minor = 0,
             .shared_per_block_optin = simt::shared_memory_limit(),
             .l2_bytes = 0,
-            .memory_bytes = pages * page_bytes,
+            .memory_bytes = simt::memory_size(),
             .clock_mhz = 0,
             .is_emulator = true};
 }

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/simt/counters.hpp"
@@ -21,7 +22,7 @@ inline constexpr std::size_t kStackBytes = std::size_t{256} * 1024;
 
 // What is known about 64 bytes of device memory, one bit per byte.
 struct alignas(64) Line {
-    std::uint64_t valid;                                               // inside an allocation
+    std::uint64_t valid;                                               // inside an allocation, once touched
     std::uint64_t written;                                             // by the host or by any kernel since
     std::uint64_t load_block, load_launch, store_block, store_launch;  // already counted
     std::uint64_t block_serial;  // the block that load_block and store_block belong to
@@ -34,6 +35,12 @@ struct Arena {
     Line* lines = nullptr;
 };
 extern Arena arena;
+
+// The bits of a line for bytes of it that begin at an address.
+inline std::uint64_t bits_of_line(std::uintptr_t address, std::size_t bytes) {
+    return (~std::uint64_t{0} >> (kLineBytes - bytes)) << (address % kLineBytes);
+}
+std::uint64_t allocated_bits_of_line(std::uintptr_t address);
 
 // The latest write and the latest read of 2 bytes of shared memory. Both words hold a time stamp in the upper
 // 20 bits and a thread in the lower 10; time is the number of barriers so far, so stamps of a block that has
@@ -112,10 +119,13 @@ extern constinit thread_local Machine* active __attribute__((tls_model("initial-
 
 // While it lives, the hooks are off: the runtime's own memory is no business of the kernel's checks.
 struct RuntimeScope {
-    RuntimeScope() { active = nullptr; }
-    ~RuntimeScope() { active = &machine; }
+    RuntimeScope() : outside(std::exchange(active, nullptr)) {}
+    ~RuntimeScope() { active = outside; }
     RuntimeScope(const RuntimeScope&) = delete;
     RuntimeScope& operator=(const RuntimeScope&) = delete;
+
+  private:
+    Machine* outside;
 };
 
 inline Warp& running_warp() {

@@ -48,10 +48,13 @@ std::string thread_of(std::uint32_t cell) {
     return thread_name(machine.threads[cell & kThreadMask]);
 }
 
-[[noreturn]] void fail_global(const Line& line, std::uint64_t mask, Access access, std::size_t bytes,
-                              std::uintptr_t address) {
-    const bool outside = (mask & ~line.valid) != 0;
-    fail_access(access, bytes, address, outside ? "" : ", which nothing has written");
+// The way of an access that meets bytes which are not known to be allocated, or not written.
+void check_line(Line& line, std::uint64_t mask, Access access, std::size_t bytes, std::uintptr_t address) {
+    const RuntimeScope scope;
+    line.valid = allocated_bits_of_line(address);
+    if ((mask & ~line.valid) != 0) fail_access(access, bytes, address, "");
+    if (access != Access::kWrite && (mask & ~line.written) != 0)
+        fail_access(access, bytes, address, ", which nothing has written");
 }
 
 [[noreturn]] void fail_shared(Access access, std::size_t bytes, std::uintptr_t address) {
@@ -100,9 +103,9 @@ std::uint64_t count_new(std::uint64_t& seen, std::uint64_t mask) {
 // One access inside one 64-byte line of device memory.
 void access_line(Machine& m, std::uintptr_t address, std::size_t bytes, Access access) {
     Line& line = arena.lines[(address - arena.begin) / 64];
-    const std::uint64_t mask = (~std::uint64_t{0} >> (64 - bytes)) << (address % 64);
+    const std::uint64_t mask = bits_of_line(address, bytes);
     const std::uint64_t needed = access == Access::kWrite ? line.valid : line.valid & line.written;
-    if ((mask & ~needed) != 0) fail_global(line, mask, access, bytes, address);
+    if ((mask & ~needed) != 0) check_line(line, mask, access, bytes, address);
     if (line.block_serial != m.block_serial) {
         if (line.block_serial < m.launch_serial) line.load_launch = line.store_launch = 0;
         line.load_block = line.store_block = 0;

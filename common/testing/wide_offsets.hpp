@@ -63,8 +63,8 @@ template <class T, template <class> class Buffer> class TwoRegions {
     }
 
   private:
-    // The emulator keeps books on every byte of an allocation, so one of 4 GiB is costly; but it places each
-    // allocation behind the one before, so that two small ones can be brought far apart.
+    // The emulator's device may have less memory than 4 GiB; but it places each allocation behind the one
+    // before, so that two small ones can be brought far apart.
     void place_second_far_away() {
         first_ = Buffer<T>(static_cast<std::size_t>(kRegion));
         const auto begin = reinterpret_cast<std::intptr_t>(first_.data());

@@ -3,6 +3,9 @@
  *   FlashForward call = {q, k, v, o, lse, FLASH_FP16, FLASH_MASK_NONE, 0, flash_steps_default_scale(64)};
  *   if (flash_steps_forward(8, &call, NULL) != FLASH_OK) puts(flash_steps_last_error());
  *
+ * A child of fork() must call exec() before it uses the library once a CPU step has run, for the threads of
+ * OpenMP do not exist in it and it would wait for them for ever (in Python: multiprocessing's "spawn").
+ *
  * Functions that return int give FLASH_OK or one of the codes below. A refused call writes nothing. Every
  * function may be called from several threads at once. */
 #ifndef FLASH_STEPS_H
@@ -69,7 +72,8 @@ FLASH_STEPS_API int flash_steps_forward(int step, const FlashForward* call, void
  */
 FLASH_STEPS_API const char* flash_steps_last_error(void);
 
-/* 1 / sqrt(head_dim): use the true head dimension, not a padded one. */
+/* 1 / sqrt(head_dim): use the true head dimension, not a padded one. 0 gives infinity and a negative one NaN;
+ * flash_steps_forward refuses both. */
 FLASH_STEPS_API float flash_steps_default_scale(int64_t head_dim);
 
 typedef struct FlashStepInfo {
@@ -87,7 +91,10 @@ FLASH_STEPS_API int flash_steps_info(int index, FlashStepInfo* info);
 FLASH_STEPS_API const char* flash_steps_backend(void);
 
 /* Device memory in either back end, for callers without a CUDA library of their own. The sizes are in bytes.
- * Alloc gives NULL when it fails. The copies wait for the default stream. Freeing NULL does nothing. */
+ * Alloc gives NULL when it fails. The copies wait for the default stream. Freeing NULL does nothing.
+ * The emulator's device memory is half of the host's. It takes host memory when it is used, twice its size:
+ * each byte has a byte that says what is known about it. Copies must lie in one allocation; what does not,
+ * and freeing anything but the start of an allocation, is a FLASH_DEVICE_ERROR. */
 FLASH_STEPS_API void* flash_steps_device_alloc(size_t bytes);
 FLASH_STEPS_API int flash_steps_device_free(void* device);
 FLASH_STEPS_API int flash_steps_copy_to_device(void* device, const void* host, size_t bytes);

@@ -138,6 +138,10 @@ void run_cp_async(AsyncFault fault) {
     gpu::launch(cp_async_kernel, 1, 32, 2 * 512, nullptr, b.x.data(), b.y.data(), fault);
 }
 
+__global__ void cp_async_of_nothing_kernel(const float* x) {
+    gpu::cp_async_16(gpu::smem_address(gpu::dynamic_smem<float>()) + 16 * threadIdx.x, x, 0);
+}
+
 __global__ void ldmatrix_kernel(unsigned offset) {
     auto* smem = gpu::dynamic_smem<unsigned>();
     for (unsigned i = threadIdx.x; i < 128; i += 32) smem[i] = i;
@@ -186,6 +190,19 @@ void read_host_memory() {
 void read_unwritten_global() {
     Buffers b;
     gpu::launch(read_kernel, 3, 128, 0, nullptr, b.y.data(), b.x.data(), 300, 7);
+}
+// Floats 8 to 15 of y are copied to it, which is neither the start nor the end of a line of the emulator's
+// books.
+void read_beside_a_copy(int element) {
+    Buffers b;
+    gpu::detail::copy_to_device(b.y.data() + 8, std::vector<float>(8, 1.0f).data(), 32);
+    gpu::launch(read_kernel, 3, 128, 0, nullptr, b.y.data(), b.x.data(), 300, element);
+}
+void read_before_a_copy() {
+    read_beside_a_copy(7);
+}
+void read_behind_a_copy() {
+    read_beside_a_copy(16);
 }
 void read_misaligned_float4() {
     Buffers b;
@@ -257,6 +274,10 @@ void read_cp_async_of_another_thread() {
 }
 void overwrite_cp_async_in_flight() {
     run_cp_async(AsyncFault::kOverwrite);
+}
+void cp_async_of_nothing_from_a_misaligned_source() {
+    Buffers b;
+    gpu::launch(cp_async_of_nothing_kernel, 1, 32, 512, nullptr, b.x.data() + 1);
 }
 void ldmatrix_of_misaligned_row() {
     gpu::launch(ldmatrix_kernel, 1, 32, 1024, nullptr, 8u);

@@ -2,8 +2,11 @@
 // place.
 #include <doctest/doctest.h>
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdlib>
+#include <fstream>
 #include <set>
 #include <string>
 #include <thread>
@@ -241,9 +244,40 @@ TEST_CASE("launches that no device can do are refused") {
 
 TEST_CASE("device memory that cannot be had is refused") {
     CHECK_THROWS_AS(gpu::DeviceBuffer<float>(std::size_t{1} << 62), gpu::DeviceError);
-    if (hooks_are_off()) return;  // AddressSanitizer has its own opinion of an allocation this large
     CHECK_THROWS_WITH_AS(gpu::DeviceBuffer<float>(std::size_t{1} << 50),
                          doctest::Contains("out of device memory"), gpu::DeviceError);
+}
+
+// Of this process, in bytes.
+std::size_t resident_memory() {
+    std::size_t pages_mapped = 0, pages_resident = 0;
+    std::ifstream("/proc/self/statm") >> pages_mapped >> pages_resident;
+    return pages_resident * static_cast<std::size_t>(sysconf(_SC_PAGE_SIZE));
+}
+
+TEST_CASE("device memory takes the host's memory when it is used, not when it is allocated") {
+    if (hooks_are_off()) return;
+    const std::size_t bytes = std::size_t{256} << 20, before = resident_memory();
+    const gpu::DeviceBuffer<char> buffer(bytes);
+    CHECK(resident_memory() - before < bytes / 16);
+}
+
+TEST_CASE("all allocations together have no more than the device's memory, and freed memory is free again") {
+    const std::size_t all = gpu::device_info().memory_bytes;
+    if (simt::hooks_enabled()) {
+        const gpu::DeviceBuffer<char> most(all - (std::size_t{1} << 20));
+        CHECK_THROWS_WITH_AS(gpu::DeviceBuffer<char>(std::size_t{2} << 20),
+                             doctest::Contains("out of device memory: 2097152 bytes were asked for"),
+                             gpu::DeviceError);
+    }
+    CHECK_THROWS_AS(gpu::DeviceBuffer<char>(all + 1), gpu::DeviceError);
+    CHECK(add({1}, {2}) == Floats{3});
+}
+
+TEST_CASE("a copy to device memory makes its own bytes readable and no others, wherever it begins") {
+    if (hooks_are_off()) return;
+    check_reported(read_before_a_copy, {"byte 28 of an allocation of 1200", "which nothing has written"});
+    check_reported(read_behind_a_copy, {"byte 64 of an allocation of 1200", "which nothing has written"});
 }
 
 TEST_CASE("C4: a read or a write one element out of bounds is reported with block, thread and allocation") {
@@ -351,6 +385,11 @@ TEST_CASE("what cp.async writes may not be touched before the matching wait") {
     check_reported(wait_for_too_few_groups,
                    {"thread (0,0,0)", "byte 512 of", "which a cp.async is still writing"});
     check_reported(overwrite_cp_async_in_flight, {"write of 4 bytes", "which a cp.async is still writing"});
+}
+
+TEST_CASE("cp.async needs an aligned source even when it copies none of it") {
+    check_reported(cp_async_of_nothing_from_a_misaligned_source,
+                   {"cp_async_of_nothing_kernel", "read of 16 bytes at 0x", "not aligned to its size"});
 }
 
 TEST_CASE("what another thread's cp.async wrote needs a barrier after the wait") {

@@ -1,7 +1,9 @@
 // The C interface: what it adds to the steps' own C++ functions. Whether a step computes the right numbers is
 // its own test's business, and tests/agreement's.
 #include <doctest/doctest.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -18,6 +20,10 @@ constexpr Shape kSmall{1, 2, 1, 5, 7, 16};
 
 std::string last_error() {
     return flash_steps_last_error();
+}
+
+bool is_emulator() {
+    return std::string(flash_steps_backend()) == "emulator";
 }
 
 bool mentions(const std::string& text) {
@@ -300,14 +306,101 @@ TEST_CASE("device memory: bytes come back as they went, and bad requests are ref
     CHECK(flash_steps_device_free(device) == FLASH_OK);
 }
 
-// Under AddressSanitizer an allocation that is too large ends the program unless it is told to fail as it
-// does elsewhere.
-extern "C" const char* __asan_default_options();
-extern "C" const char* __asan_default_options() {
-    return "allocator_may_return_null=1";
-}
-
 TEST_CASE("more device memory than there is gives a device error and no memory") {
     CHECK(flash_steps_device_alloc(std::numeric_limits<std::size_t>::max() / 2) == nullptr);
     CHECK(!last_error().empty());
+    if (!is_emulator()) return;
+    const std::size_t host_memory =
+        static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGE_SIZE));
+    CHECK(flash_steps_device_alloc(host_memory) == nullptr);
+    CHECK(mentions("out of device memory: " + std::to_string(host_memory) + " bytes were asked for"));
+}
+
+TEST_CASE("copies that do not lie in one allocation of device memory are refused and write nothing") {
+    if (!is_emulator()) {
+        MESSAGE("SKIP: what a GPU's driver refuses is its own business");
+        return;
+    }
+    std::vector<unsigned char> host(4000, 1), other(4000, 2);
+    const auto refused = [](int code) { return code == FLASH_DEVICE_ERROR && !last_error().empty(); };
+    auto* device = static_cast<unsigned char*>(flash_steps_device_alloc(64));
+    REQUIRE(device != nullptr);
+    REQUIRE(flash_steps_copy_to_device(device, host.data(), 64) == FLASH_OK);
+
+    CHECK(refused(flash_steps_copy_to_device(device, other.data(), 4000)));
+    CHECK(mentions("copying to the device: 4000 bytes at 0x"));
+    CHECK(mentions("the allocation there ends after 64 bytes"));
+    CHECK(refused(flash_steps_copy_to_device(device + 1, other.data(), 64)));
+    CHECK(refused(flash_steps_copy_to_device(device + 64, other.data(), 1)));
+    CHECK(refused(flash_steps_copy_to_device(device - 1, other.data(), 1)));
+    CHECK(refused(flash_steps_copy_to_device(device, other.data(), std::numeric_limits<std::size_t>::max())));
+    CHECK(refused(flash_steps_copy_to_device(host.data(), other.data(), 64)));
+    CHECK(mentions("no device memory is allocated there"));
+    CHECK(host == std::vector<unsigned char>(4000, 1));
+
+    CHECK(refused(flash_steps_copy_to_host(host.data(), device, 65)));
+    CHECK(mentions("copying from the device: 65 bytes at 0x"));
+    CHECK(refused(flash_steps_copy_to_host(host.data(), other.data(), 64)));
+    CHECK(refused(flash_steps_copy_to_host(host.data(), reinterpret_cast<void*>(0x10), 64)));
+    CHECK(host == std::vector<unsigned char>(4000, 1));
+
+    CHECK(flash_steps_copy_to_host(other.data(), device, 64) == FLASH_OK);
+    CHECK(std::equal(other.begin(), other.begin() + 64, host.begin()));
+    CHECK(flash_steps_device_free(device) == FLASH_OK);
+    CHECK(refused(flash_steps_copy_to_host(host.data(), device, 64)));
+}
+
+TEST_CASE("freeing what is not the start of an allocation is refused") {
+    if (!is_emulator()) {
+        MESSAGE("SKIP: what a GPU's driver refuses is its own business");
+        return;
+    }
+    const auto refused = [](void* address) {
+        return flash_steps_device_free(address) == FLASH_DEVICE_ERROR &&
+               mentions("no allocation of device memory begins there");
+    };
+    int host = 0;
+    auto* device = static_cast<char*>(flash_steps_device_alloc(64));
+    REQUIRE(device != nullptr);
+    CHECK(refused(&host));
+    CHECK(refused(reinterpret_cast<void*>(0x1234)));
+    CHECK(refused(device + 16));
+    CHECK(flash_steps_device_free(device) == FLASH_OK);
+    CHECK(refused(device));
+}
+
+TEST_CASE("tensors may share one allocation, at any offset") {
+    for_every_step([](const FlashStepInfo& step) {
+        if (!step.on_device || !step.accepts_dtype[FLASH_FP16]) return;
+        constexpr std::size_t kBytes = 3 * 8 * sizeof(fp16);
+        StepMemory lse(true, std::vector<std::byte>(3 * 4));
+        auto* memory = static_cast<char*>(flash_steps_device_alloc(4 * kBytes));
+        REQUIRE(memory != nullptr);
+        const std::vector<fp16> ones(24, from_float<fp16>(1));
+        FlashTensor tensor[4];
+        for (std::size_t i = 0; i < 4; ++i) {
+            tensor[i] = {memory + i * kBytes, {1, 1, 3, 8}, {24, 24, 8, 1}};
+            if (i < 3) REQUIRE(flash_steps_copy_to_device(tensor[i].data, ones.data(), kBytes) == FLASH_OK);
+        }
+        const FlashForward call = {tensor[0],
+                                   tensor[1],
+                                   tensor[2],
+                                   tensor[3],
+                                   static_cast<float*>(lse.data()),
+                                   FLASH_FP16,
+                                   FLASH_MASK_NONE,
+                                   0,
+                                   flash_steps_default_scale(8)};
+        CHECK_MESSAGE(flash_steps_forward(step.step, &call, nullptr) == FLASH_OK, last_error());
+        std::vector<fp16> o(24);
+        CHECK(flash_steps_copy_to_host(o.data(), tensor[3].data, kBytes) == FLASH_OK);
+        for (const fp16 x : o) CHECK(to_float(x) == 1.0f);
+        CHECK(flash_steps_device_free(memory) == FLASH_OK);
+    });
+}
+
+TEST_CASE("A10: the default scale of a head dimension that is not positive is one that forward refuses") {
+    CHECK(flash_steps_default_scale(64) == 0.125f);
+    CHECK(flash_steps_default_scale(0) == std::numeric_limits<float>::infinity());
+    CHECK(std::isnan(flash_steps_default_scale(-1)));
 }
