@@ -5,7 +5,6 @@
 // never a hang.
 #include <algorithm>
 #include <bit>
-#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <numeric>
@@ -14,6 +13,7 @@
 #include "common/gpu/launch_checks.hpp"
 #include "common/simt/control.hpp"
 #include "common/simt/machine.hpp"
+#include "common/whole_number.hpp"
 
 namespace flash::simt {
 
@@ -27,12 +27,8 @@ std::mutex launch_mutex;
 std::size_t shared_limit = kDefaultSharedLimit;
 Counters last, sum;
 
-std::uint64_t seed_from_environment() {
-    const char* text = std::getenv("FLASH_STEPS_SIMT_SEED");
-    return text == nullptr ? 0 : std::strtoull(text, nullptr, 10);
-}
 std::uint64_t& chosen_seed() {
-    static std::uint64_t value = seed_from_environment();
+    static std::uint64_t value = whole_number_from_environment("FLASH_STEPS_SIMT_SEED", 0);
     return value;
 }
 

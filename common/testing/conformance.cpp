@@ -1,10 +1,10 @@
 #include "common/testing/conformance.hpp"
 
 #include <algorithm>
-#include <cstdlib>
 #include <exception>
 
 #include "common/testing/random.hpp"
+#include "common/whole_number.hpp"
 
 namespace flash::testing {
 namespace {
@@ -196,21 +196,12 @@ Report check_forward_fuzz(const Capabilities& can, const Execute<T>& execute, st
     return report;
 }
 
-namespace {
-
-std::int64_t from_environment(const char* variable, std::int64_t fallback) {
-    const char* text = std::getenv(variable);
-    return text == nullptr ? fallback : std::strtoll(text, nullptr, 10);
-}
-
-}  // namespace
-
 std::uint64_t fuzz_seed() {
-    return static_cast<std::uint64_t>(from_environment("FLASH_STEPS_SEED", 1));
+    return whole_number_from_environment("FLASH_STEPS_SEED", 1);
 }
 
 int fuzz_cases() {
-    return static_cast<int>(std::clamp<std::int64_t>(from_environment("FLASH_STEPS_FUZZ", 16), 1, 1'000'000));
+    return static_cast<int>(whole_number_from_environment("FLASH_STEPS_FUZZ", 16, 1, 1'000'000));
 }
 
 template Report check_forward_conformance<float>(const Capabilities&, const Execute<float>&);

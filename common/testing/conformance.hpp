@@ -64,7 +64,7 @@ void expect_all(const std::vector<NamedCheck>& checks, const std::string& title)
 // Prints a summary line; fails the current doctest test case for every failure and when no case ran.
 void expect_clean(const Report& report, const std::string& title);
 
-// FLASH_STEPS_SEED and FLASH_STEPS_FUZZ (number of cases), with their defaults.
+// FLASH_STEPS_SEED and FLASH_STEPS_FUZZ (number of cases), with their defaults; nonsense in them is an error.
 std::uint64_t fuzz_seed();
 int fuzz_cases();
 

@@ -3,7 +3,9 @@
 #include <doctest/doctest.h>
 
 #include <cstdio>
+#include <exception>
 
+#include "common/testing/conformance.hpp"
 #include "common/testing/skip.hpp"
 
 namespace flash::testing {
@@ -44,6 +46,13 @@ bool skip_program_when(std::string (*why)()) {
 
 int main(int argc, char** argv) {
     using namespace flash::testing;
+    try {  // before any test, and in programs that do not look at these
+        fuzz_seed();
+        fuzz_cases();
+    } catch (const std::exception& error) {
+        std::fprintf(stderr, "%s\n", error.what());
+        return 1;
+    }
     doctest::Context context(argc, argv);
     const std::string why = why_skipped == nullptr ? "" : why_skipped();
     if (!why.empty()) {
