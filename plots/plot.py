@@ -273,7 +273,10 @@ def main(arguments=None):
     parser.add_argument("files", nargs="*", type=pathlib.Path, help="results files")
     options = parser.parse_args(arguments)
     rows = [row for path in options.files or results.committed() for row in results.read(path)]
-    options.out.mkdir(parents=True, exist_ok=True)
+    try:
+        results.writable_directory(options.out)
+    except OSError as error:
+        sys.exit(f"error: cannot write pictures to '{options.out}': {error.strerror}")
     for name, picture in PICTURES.items():
         style()
         path = options.out / f"{name}.svg"

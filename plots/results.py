@@ -1,7 +1,12 @@
 """Reads results files: long-form CSV, one row per measured number, '.' as the decimal mark."""
 
 import csv
+import io
+import math
 import pathlib
+import re
+import tempfile
+import unicodedata
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DATA = ROOT / "plots" / "data"
@@ -22,36 +27,76 @@ class ResultsError(Exception):
     """A results file that cannot be used; the text is one sentence that names it."""
 
 
+def writable_directory(path):
+    """Makes sure that files can be made in a directory; OSError says why not."""
+    path.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=path):
+        pass
+
+
+def _size(text):
+    size = int(text)
+    if not 0 <= size < 2**31:
+        raise ValueError
+    return size
+
+
+def _measured(text):
+    number = float(text)
+    if not 0 <= number < math.inf:
+        raise ValueError
+    return number
+
+
 def _convert(row, path, line):
-    for names, kind, words in ((SIZES, int, "a whole number"), (NUMBERS, float, "a number with '.' as the decimal mark")):
+    for names, kind, words in (
+        (SIZES, _size, "a whole number from 0 to 2147483647"),
+        (NUMBERS, _measured, "a finite number >= 0 with '.' as the decimal mark"),
+    ):
         for name in names:
             try:
                 row[name] = kind(row[name])
-            except (TypeError, ValueError):
-                raise ResultsError(f"{path}, line {line}: {name} is {row[name]!r}, not {words}") from None
+            except ValueError:
+                raise ResultsError(f"{path}, line {line}: {name} is {row[name]!r:.60}, not {words}") from None
+    for name in COLUMNS:
+        if any(unicodedata.category(c) in ("Cc", "Zl", "Zp") for c in str(row[name])):
+            raise ResultsError(f"{path}, line {line}: {name} holds a control character")
+    if row["mask"] not in ("none", "causal"):
+        raise ResultsError(f"{path}, line {line}: mask is {row['mask']!r:.60}, not none or causal")
+    if row["mask"] == "causal" and not re.fullmatch(r"[+-]?[0-9]{1,19}", row["diagonal"]):
+        raise ResultsError(f"{path}, line {line}: diagonal is {row['diagonal']!r:.60}, not a whole number")
     return row
+
+
+def _rows(reader, path):
+    missing = [name for name in COLUMNS if name not in reader.fieldnames]
+    if missing:
+        raise ResultsError(f"{path} lacks the column{'s' if len(missing) > 1 else ''} {', '.join(missing)}")
+    for name in COLUMNS:
+        if reader.fieldnames.count(name) > 1:
+            raise ResultsError(f"{path} has the column {name} twice")
+    for row in reader:
+        if None in row or None in row.values():
+            raise ResultsError(f"{path}, line {reader.line_num}: it has not as many fields as the header")
+        yield _convert(row, path, reader.line_num)
 
 
 def read(path):
     """The rows of one results file as dictionaries, sizes and numbers converted."""
     path = pathlib.Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ResultsError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ResultsError(f"{path} is not a text file in UTF-8") from None
     if not text.strip():
         raise ResultsError(f"{path} is empty; a results file begins with the line {','.join(COLUMNS)}")
-    reader = csv.DictReader(text.splitlines())
-    missing = [name for name in COLUMNS if name not in reader.fieldnames]
-    if missing:
-        raise ResultsError(f"{path} lacks the column{'s' if len(missing) > 1 else ''} {', '.join(missing)}")
-    rows = []
-    for row in reader:
-        if None in row or None in row.values():
-            raise ResultsError(f"{path}, line {reader.line_num}: it has not as many fields as the header")
-        rows.append(_convert(row, path, reader.line_num))
+    reader = csv.DictReader(io.StringIO(text, newline=""))
+    try:
+        rows = list(_rows(reader, path))
+    except csv.Error as error:
+        raise ResultsError(f"{path}, line {reader.line_num}: {error}") from None
     if not rows:
         raise ResultsError(f"{path} has a header but no results")
     return rows

@@ -11,12 +11,26 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 
 import ladder
 import results
+import with_matplotlib
 
 SKIPPED = 77
+TEXT = {"encoding": "utf-8", "errors": "replace"}  # what a program prints
+
+
+class TourError(Exception):
+    """The tour cannot begin or go on; the text is one sentence."""
+
+
+class OutputError(TourError):
+    """Standard output takes no more."""
+
+    def __init__(self, why):
+        super().__init__(f"cannot write to standard output: {why}")
 
 
 class Terminal:
@@ -31,26 +45,30 @@ class Terminal:
     def colour(self, text, code):
         return f"\033[{code}m{text}\033[0m" if self.is_coloured else text
 
+    def write(self, text):
+        try:
+            self.stream.write(text)
+            self.stream.flush()
+        except OSError as error:
+            raise OutputError(error.strerror) from None
+
     def line(self, text=""):
-        if self.is_dirty:
-            self.stream.write("\r\033[K")
-            self.is_dirty = False
-        self.stream.write(text + "\n")
-        self.stream.flush()
+        self.write(("\r\033[K" if self.is_dirty else "") + text + "\n")
+        self.is_dirty = False
 
     def progress(self, text):
         """Shown until the next line, on a terminal; a line of its own elsewhere."""
         if not self.is_live:
             self.line(text)
             return
-        self.stream.write("\r\033[K" + text[: shutil.get_terminal_size().columns - 1])
-        self.stream.flush()
+        self.write("\r\033[K" + text[: shutil.get_terminal_size().columns - 1])
         self.is_dirty = True
 
 
 def find_benches(build):
     """Step number -> bench program, in the order of the ladder."""
     found = {}
+    build = build.resolve()  # a program named without a slash would be looked for on PATH
     for path in sorted(build.rglob("step[0-9][0-9]_bench")):
         if path.is_file() and os.access(path, os.X_OK):
             found.setdefault(path.name[4:6], path)
@@ -61,15 +79,42 @@ class StepFailed(Exception):
     pass
 
 
-def climb(terminal, number, place, bench, csv, is_full):
-    """One step. Returns the measuring errors it reported."""
-    shows = subprocess.run([bench, "--describe"], capture_output=True, text=True).stdout.strip()
-    terminal.line()
-    terminal.line(terminal.colour(f"[{place}] step {number}: {shows}", "1"))
-    command = [bench, "--csv", csv] + ([] if is_full else ["--tour"])
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1)
+def chosen(benches, steps):
+    """The benches of the steps named in '01,03'."""
+    wanted = [name.strip().zfill(2) for name in steps.split(",")]
+    for number in wanted:
+        if number not in benches:
+            raise TourError(f"there is no step {number}; there are {', '.join(benches)}")
+    return {number: path for number, path in benches.items() if number in wanted}
+
+
+def check_writable(out, images):
+    """Of the results file and the directory of pictures (None: neither is chosen), before anything is measured."""
+    try:
+        if out and is_there(out) and not out.is_file():
+            raise OSError(0, "it is a directory" if out.is_dir() else "it is no ordinary file")
+        results.writable_directory(out.parent if out else results.LOCAL)
+    except OSError as error:
+        raise TourError(f"cannot write results to '{out or results.LOCAL}': {error.strerror}") from None
+    try:
+        if images:
+            results.writable_directory(images)
+    except OSError as error:
+        raise TourError(f"cannot write pictures to '{images}': {error.strerror}") from None
+
+
+def is_there(path):
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def show(terminal, lines):
+    """What a bench prints. Returns the number of checks, the measuring errors and the failure, '' for none."""
     checks, errors, failure = 0, [], ""
-    for line in process.stdout:
+    for line in lines:
         kind, _, text = line.rstrip("\n").partition(" ")
         text = text.strip()
         if kind == "check":
@@ -84,7 +129,26 @@ def climb(terminal, number, place, bench, csv, is_full):
             failure = text
         else:
             terminal.line(f"  {line.rstrip()}")
-    status = process.wait()
+    return checks, errors, failure
+
+
+def climb(terminal, number, place, bench, csv, is_full):
+    """One step. Returns the measuring errors it reported."""
+    command = [bench, "--csv", csv] + ([] if is_full else ["--tour"])
+    try:
+        shows = subprocess.run([bench, "--describe"], capture_output=True, **TEXT).stdout.strip()
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=1, **TEXT)
+    except OSError as error:
+        raise StepFailed(f"step {number}: {bench} cannot be run: {error.strerror}") from None
+    with process:
+        try:
+            terminal.line()
+            terminal.line(terminal.colour(f"[{place}] step {number}: {shows}", "1"))
+            checks, errors, failure = show(terminal, process.stdout)
+        except BaseException:
+            process.kill()
+            raise
+    status = process.returncode
     if status == SKIPPED:
         return errors
     if status != 0:
@@ -94,12 +158,12 @@ def climb(terminal, number, place, bench, csv, is_full):
 
 
 def draw(csv, images, environment):
-    """Draws the pictures of a results file. Returns what was printed: a path or a reason for each."""
+    """Draws the pictures of a results file. Returns the exit status and what was printed: a path or a reason for each."""
     here = pathlib.Path(__file__).resolve().parent
     command = [sys.executable, here / "with_matplotlib.py", "--venv", environment, here / "plot.py"]
     command += ["--out", relative(images), csv]
-    done = subprocess.run(command, capture_output=True, text=True)
-    return (done.stdout + done.stderr).strip()
+    done = subprocess.run(command, capture_output=True, **TEXT)
+    return done.returncode, (done.stdout + done.stderr).strip()
 
 
 def relative(path):
@@ -124,32 +188,35 @@ def parse(arguments):
 
 def main(arguments=None):
     options = parse(arguments)
+    if sys.stdout is None:
+        raise OutputError("it is closed")
+    sys.stdout.reconfigure(errors="replace")
     terminal = Terminal(sys.stdout)
     benches = find_benches(options.build)
-    if options.steps:
-        wanted = options.steps.split(",")
-        benches = {number: path for number, path in benches.items() if number in wanted}
     if not benches:
-        sys.exit(f"no bench programs in {options.build}; build them first: cmake --workflow --preset tour")
+        raise TourError(f"no bench programs in {options.build}; build them first: cmake --workflow --preset tour")
+    if options.steps:
+        benches = chosen(benches, options.steps)
+    check_writable(options.out, None if options.no_pictures else options.images)
 
     began = time.monotonic()
-    (options.out.parent if options.out else results.LOCAL).mkdir(parents=True, exist_ok=True)
-    csv = (options.out or results.LOCAL / "unfinished").with_suffix(".part")
-    csv.unlink(missing_ok=True)
     errors = []
-    try:
-        for place, (number, bench) in enumerate(benches.items(), 1):
-            errors += climb(terminal, number, f"{place}/{len(benches)}", bench, csv, options.full)
-    except StepFailed as failed:
-        terminal.line(terminal.colour(f"FAILED   {failed}", "31"))
-        csv.unlink(missing_ok=True)
-        return 1
-    if not csv.exists():
-        sys.exit("nothing was measured")
+    # Beside the results file, which it becomes: a rename works within one file system.
+    place = options.out.resolve().parent if options.out else results.LOCAL
+    with tempfile.TemporaryDirectory(prefix=".tour-", dir=place) as directory:
+        csv = pathlib.Path(directory) / "results.csv"
+        try:
+            for count, (number, bench) in enumerate(benches.items(), 1):
+                errors += climb(terminal, number, f"{count}/{len(benches)}", bench, csv, options.full)
+        except StepFailed as failed:
+            terminal.line(terminal.colour(f"FAILED   {failed}", "31"))
+            return 1
+        if not csv.exists():
+            raise TourError("nothing was measured")
+        rows = results.read(csv)
+        out = (options.out or results.LOCAL / f"{re.sub(r'[^a-z0-9.-]', '-', rows[0]['machine'])}.csv").resolve()
+        csv.replace(out)
 
-    rows = results.read(csv)
-    out = options.out or results.LOCAL / f"{re.sub(r'[^a-z0-9.-]', '-', rows[0]['machine'])}.csv"
-    csv.replace(out)
     terminal.line()
     terminal.line(terminal.colour("The ladder", "1"))
     terminal.line(ladder.plain(*ladder.ladder(rows)))
@@ -158,18 +225,24 @@ def main(arguments=None):
     for error in errors:
         terminal.line(terminal.colour(f"measuring error, not recorded: {error}", "33"))
     terminal.line(f"results    {relative(out)}")
+    status = 0
     if not options.no_pictures:
         terminal.progress("drawing")
-        for line in draw(out, options.images, options.build / "venv").splitlines():
+        status, printed = draw(out, options.images, options.build.resolve() / "venv")
+        for line in printed.splitlines():
             terminal.line(f"picture    {line}")
     terminal.line(f"{time.monotonic() - began:.0f} s")
-    return 0
+    return 0 if status == with_matplotlib.UNAVAILABLE else status
 
 
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except results.ResultsError as error:
+    except OutputError as error:
+        if sys.stdout:  # what is still buffered would fail again when Python ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(f"error: {error}")
+    except (TourError, results.ResultsError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         sys.exit("interrupted")

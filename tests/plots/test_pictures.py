@@ -67,6 +67,12 @@ class Pictures(unittest.TestCase):
                 self.assertNotIn("Traceback", done.stderr)
                 self.assertEqual(len(done.stderr.splitlines()), 1)
 
+    def test_a_directory_that_takes_no_pictures_is_one_sentence(self):
+        for out in (self.csv, self.csv / "img", "/proc/img"):
+            done = self.draw(out)
+            self.assertEqual(done.returncode, 1)
+            self.assertRegex(done.stderr, r"\Aerror: cannot write pictures to '.*\n\Z")
+
     def test_a_picture_without_its_numbers_is_skipped_with_the_reason(self):
         lines = [line for line in sample.text().splitlines() if ",traffic_per_launch," not in line]
         self.csv.write_text("\n".join(lines) + "\n")

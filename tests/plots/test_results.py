@@ -37,6 +37,11 @@ class Reading(unittest.TestCase):
                 self.assertIn(str(self.path), str(raised.exception))
                 self.assertIn(words, str(raised.exception))
 
+    def test_a_byte_order_mark_and_windows_line_ends_are_accepted(self):
+        self.path.write_bytes(b"\xef\xbb\xbf" + sample.text().replace("\n", "\r\n").encode())
+        rows = results.read(self.path)
+        self.assertEqual((len(rows), rows[0]["date"]), (len(list(sample.rows())), "2026-01-02"))
+
     def test_a_missing_file_and_a_binary_one_are_readable_errors(self):
         with self.assertRaisesRegex(results.ResultsError, "cannot be read"):
             results.read(self.path)
@@ -231,10 +236,24 @@ class Tour(unittest.TestCase):
     def command(self):
         return [sys.executable, TOUR, "--build", self.build, "--out", self.csv, "--no-pictures"]
 
-    def run_tour(self, **environment):
+    def run_tour(self, *more, cwd=None, **environment):
         return subprocess.run(
-            self.command(), capture_output=True, text=True, stdin=subprocess.DEVNULL, env={**os.environ, **environment}
+            [*self.command(), *more],
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **environment},
         )
+
+    def assert_one_sentence(self, done, words):
+        self.assertNotIn(done.returncode, (0, 120, -13), done.stderr)
+        self.assertIn(words, done.stderr)
+        self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+
+    def left(self):
+        """What lies in the build tree beside the benches."""
+        return sorted(path.name for path in self.build.iterdir() if not path.name.endswith("_bench"))
 
     GOOD = "echo 'check    a case'\ncat SAMPLE > $csv\necho 'measure  tiled: time 1 ms'"
 
@@ -287,6 +306,94 @@ class Tour(unittest.TestCase):
         self.assertNotIn("\r", done.stdout)
         self.assertNotIn("\033", done.stdout)
         self.assertIn("check    a case", done.stdout)
+
+    def test_a_build_tree_may_be_named_relative_to_here(self):
+        self.bench("01", self.GOOD)
+        for name in (".", f"../{self.build.name}"):
+            with self.subTest(name):
+                done = self.run_tour("--build", name, cwd=self.build)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertIn("[1/1] step 01", done.stdout)
+
+    def test_nothing_but_the_results_file_is_written_or_removed(self):
+        for name in ("out.part", "out.csv.part"):
+            (self.build / name).write_text("somebody's\n")
+        before = self.left()
+        self.bench("01", self.GOOD)
+        self.assertEqual(self.run_tour().returncode, 0)
+        self.assertEqual(self.left(), sorted([*before, "out.csv"]))
+        self.assertEqual((self.build / "out.part").read_text(), "somebody's\n")
+        self.assertEqual(self.csv.stat().st_mode & 0o777, (self.build / "sample.csv").stat().st_mode & 0o777)
+        self.bench("02", "echo x > $csv\nexit 3")
+        self.assertEqual(self.run_tour().returncode, 1)
+        self.assertEqual(self.left(), sorted([*before, "out.csv"]))
+        self.assertEqual(self.csv.read_text(), sample.text())
+
+    def test_results_that_cannot_be_written_end_it_before_anything_is_measured(self):
+        self.bench("01", f"touch {self.build}/measured\n" + self.GOOD)
+        os.mkfifo(self.build / "pipe")
+        for out in ("sample.csv/x.csv", ".", "", "step01_bench/..", "pipe", "/proc/x.csv", "n" * 300):
+            with self.subTest(out):
+                done = self.run_tour("--out", out, cwd=self.build)
+                self.assert_one_sentence(done, "cannot write results to")
+                self.assertNotIn("measured", self.left())
+
+    def test_pictures_that_cannot_be_written_end_it_before_anything_is_measured(self):
+        self.bench("01", f"touch {self.build}/measured\n" + self.GOOD)
+        command = [argument for argument in self.command() if argument != "--no-pictures"]
+        for images in ("sample.csv", "sample.csv/img", "/proc/img"):
+            with self.subTest(images):
+                done = subprocess.run([*command, "--images", images], cwd=self.build, capture_output=True, text=True)
+                self.assert_one_sentence(done, "cannot write pictures to")
+                self.assertNotIn("measured", self.left())
+
+    def test_an_output_that_takes_nothing_is_one_sentence(self):
+        self.bench("01", self.GOOD)
+        before = self.left()
+        reader, closed_pipe = os.pipe()
+        os.close(reader)
+        with open("/dev/full", "wb") as full:
+            for out in (full, closed_pipe):
+                done = subprocess.run(self.command(), stdout=out, stderr=subprocess.PIPE, text=True)
+                self.assert_one_sentence(done, "cannot write to standard output")
+                self.assertEqual(self.left(), before)
+        os.close(closed_pipe)
+        done = subprocess.run(
+            ["sh", "-c", '"$@" >&-', "sh", *self.command()], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        )
+        self.assert_one_sentence(done, "cannot write to standard output")
+        self.assertEqual(self.left(), before)
+
+    def test_a_bench_may_print_anything(self):
+        self.bench("01", "printf 'note \\377\\000 \\303\\251\\n'\n" + self.GOOD)
+        for environment in ({}, {"PYTHONIOENCODING": "ascii"}):
+            done = self.run_tour(**environment)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("note", done.stdout)
+
+    def test_a_bench_that_cannot_be_run_is_named(self):
+        bench = self.build / "step01_bench"
+        bench.write_bytes(b"\x7fELF but no program")
+        bench.chmod(0o755)
+        before = self.left()
+        done = self.run_tour()
+        self.assertEqual((done.returncode, done.stderr), (1, ""))
+        self.assertIn("FAILED   step 01: ", done.stdout)
+        self.assertIn("step01_bench cannot be run: Exec format error", done.stdout)
+        self.assertEqual(self.left(), before)
+
+    def test_results_that_a_bench_broke_are_one_sentence(self):
+        self.bench("01", "echo nonsense > $csv")
+        before = self.left()
+        self.assert_one_sentence(self.run_tour(), "lacks the columns")
+        self.assertEqual(self.left(), before)
+
+    def test_a_step_that_is_not_there_is_named_with_those_that_are(self):
+        self.bench("01", self.GOOD)
+        self.bench("03", self.GOOD)
+        for steps in ("99", "01,99"):
+            self.assert_one_sentence(self.run_tour("--steps", steps), "no step 99; there are 01, 03")
+        self.assertIn("[1/1] step 03", self.run_tour("--steps", "3").stdout)
 
     def on_a_terminal(self, **environment):
         self.bench("01", self.GOOD)
