@@ -87,9 +87,21 @@ std::string csv_row(const std::string& step, const Case& what, const Metric& met
 ResultsFile::ResultsFile(const std::string& path) : path_(path) {
     if (path_.empty()) return;
     std::error_code ignored;
-    const bool is_new =
-        !std::filesystem::exists(path_, ignored) || std::filesystem::file_size(path_, ignored) == 0;
-    if (is_new) append(std::string(kColumns));
+    if (!std::filesystem::exists(path_, ignored) || std::filesystem::file_size(path_, ignored) == 0) {
+        append(std::string(kColumns));
+        return;
+    }
+    const std::string named = "'" + path_ + "'";
+    std::ifstream file(path_);
+    std::string first;
+    if (!std::getline(file, first) && !file.eof())
+        throw std::runtime_error("cannot read results in " + named);
+    if (first != kColumns)
+        throw std::runtime_error(named + " is no results file: its first line is not the header of one");
+    file.clear();
+    file.seekg(-1, std::ios::end);
+    if (file.get() != '\n')
+        throw std::runtime_error(named + " ends within a line; complete or remove that line first");
 }
 
 void ResultsFile::append(const std::string& row) const {

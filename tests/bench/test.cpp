@@ -12,7 +12,9 @@
 #include <functional>
 #include <locale>
 #include <sstream>
+#include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/bench/inputs.hpp"
@@ -284,6 +286,27 @@ TEST_CASE("a results file gets its header once") {
     for (int run = 0; run < 2; ++run) ResultsFile(path.string()).append("row");
     CHECK(lines_of(path) == std::vector<std::string>{std::string(kColumns), "row", "row"});
     std::filesystem::remove(path);
+}
+
+TEST_CASE("rows are added to a results file only: a foreign header or an unfinished last line is refused") {
+    const auto path = fresh_file("foreign.csv");
+    const std::string header(kColumns), named = "'" + path.string() + "'";
+    const std::pair<std::string, std::string> foreign[] = {
+        {"name,value\na,1\n", named + " is no results file: its first line is not the header of one"},
+        {"\n", named + " is no results file: its first line is not the header of one"},
+        {header + ",more\n", named + " is no results file: its first line is not the header of one"},
+        {header, named + " ends within a line; complete or remove that line first"},
+        {header + "\nrow\nhalf a r", named + " ends within a line; complete or remove that line first"}};
+    for (const auto& [text, message] : foreign) {
+        CAPTURE(text);
+        std::ofstream(path) << text;
+        CHECK_THROWS_WITH_AS(ResultsFile(path.string()), message.c_str(), std::runtime_error);
+        std::ostringstream after;
+        after << std::ifstream(path).rdbuf();
+        CHECK(after.str() == text);
+    }
+    std::filesystem::remove(path);
+    CHECK_THROWS_AS(ResultsFile(std::filesystem::temp_directory_path().string()), std::runtime_error);
 }
 
 TEST_CASE("a failing check ends the program with status 1 before anything is measured") {
