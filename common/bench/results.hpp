@@ -52,8 +52,8 @@ std::string describe(const Shape& shape, const Mask& mask);
 std::string csv_row(const std::string& step, const Case& what, const Metric& metric,
                     const Environment& environment);
 
-// Appends rows to a file, creating it with the header. Throws std::runtime_error when it cannot be written and
-// when it holds something else than results, which is then left as it is.
+// Appends rows to a file, creating it with the header. Throws std::runtime_error when it cannot be written
+// and when it holds something else than results, which is then left as it is.
 class ResultsFile {
   public:
     explicit ResultsFile(const std::string& path);  // empty: rows go nowhere

@@ -579,11 +579,12 @@ TEST_CASE("a workspace that overlaps a tensor is refused, and nothing is written
         {"v", [&](ForwardArgs<float>& args) { args.v.data = tensor; }},
         {"o", [&](ForwardArgs<float>& args) { args.o.data = tensor; }},
         {"lse", [&](ForwardArgs<float>& args) { args.lse = tensor; }}};
-    for (const auto& [name, put] : tensors) {
+    for (const auto& tensor_and_put : tensors) {
+        const std::string& name = tensor_and_put.first;
         CAPTURE(name);
         memory.copy_from_host(std::vector<float>(4096, 1).data());
         ForwardArgs<float> args = p.args();
-        put(args);
+        tensor_and_put.second(args);
         const std::string message =
             "workspace overlaps " + name + " in memory; outputs need memory of their own";
         CHECK_THROWS_WITH_AS(attention_forward(args, tensor, bytes), message.c_str(), std::invalid_argument);

@@ -297,7 +297,8 @@ TEST_CASE("rows are added to a results file only: a foreign header or an unfinis
         {header + ",more\n", named + " is no results file: its first line is not the header of one"},
         {header, named + " ends within a line; complete or remove that line first"},
         {header + "\nrow\nhalf a r", named + " ends within a line; complete or remove that line first"}};
-    for (const auto& [text, message] : foreign) {
+    for (const auto& contents_and_message : foreign) {
+        const std::string &text = contents_and_message.first, &message = contents_and_message.second;
         CAPTURE(text);
         std::ofstream(path) << text;
         CHECK_THROWS_WITH_AS(ResultsFile(path.string()), message.c_str(), std::runtime_error);
