@@ -17,7 +17,7 @@ CTEST = os.environ.get("CTEST", "ctest")
 
 PROBE = """cmake_minimum_required(VERSION 3.25)
 project(probe LANGUAGES CXX)
-include({root}/common/cmake/FlashSteps.cmake)
+include("{root}/common/cmake/FlashSteps.cmake")
 message(STATUS "probe: ${{FLASH_STEPS_RESOLVED_BACKEND}} ${{CMAKE_CUDA_ARCHITECTURES}}")
 """
 
