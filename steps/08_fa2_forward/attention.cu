@@ -11,20 +11,17 @@
 #include "common/gpu/device.hpp"
 #include "common/gpu/gpu.hpp"
 #include "common/gpu/tile.hpp"
+#include "head_dims.hpp"
 
 namespace flash::step08 {
 namespace {
 
 using gpu::along_row;
-using gpu::cp_async_16;
 using gpu::ldmatrix_x4;
-using gpu::ldmatrix_x4_trans;
 using gpu::mma_m16n8k16;
-using gpu::quad_max;
-using gpu::quad_sum;
 using gpu::swizzled;
 
-constexpr Limits kLimits{"step 08", 256, 8, true};
+constexpr Limits kLimits{"step 08", largest_head_dim(), 8, true};
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 // A row is rescaled only when its maximum has grown by more than a factor of 2^8 in P. Until then P stays at
@@ -89,7 +86,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
 #pragma unroll
     for (int slice = 0; slice < BLOCK_Q / ROWS_PER_SLICE; ++slice) {
         const bool exists = copy_column_exists && first_row + copy_row + slice * ROWS_PER_SLICE < shape.len_q;
-        cp_async_16(q_smem + slice_offset(slice), q_gmem, exists ? 16 : 0);
+        gpu::cp_async_16(q_smem + slice_offset(slice), q_gmem, exists ? 16 : 0);
         q_gmem += ROWS_PER_SLICE * args.q.stride_row;
     }
     const T* k_gmem = args.k.data + b * args.k.stride_batch + head_kv * args.k.stride_head +
@@ -97,17 +94,17 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     const T* v_gmem = args.v.data + b * args.v.stride_batch + head_kv * args.v.stride_head +
                       copy_row * args.v.stride_row + copy_chunk * 8;
     int rows_left = copy_column_exists ? min(shape.len_kv, tiles * BLOCK_KV) - copy_row : 0;
-    const auto copy_kv_slice = [&](int tile, int slice) {
-        const std::uint32_t dst_smem = kv_smem + tile % STAGES * (2 * KV_TILE_BYTES) + slice_offset(slice);
-        cp_async_16(dst_smem, k_gmem, rows_left > 0 ? 16 : 0);
-        cp_async_16(dst_smem + KV_TILE_BYTES, v_gmem, rows_left > 0 ? 16 : 0);
-        k_gmem += ROWS_PER_SLICE * args.k.stride_row;
-        v_gmem += ROWS_PER_SLICE * args.v.stride_row;
-        rows_left -= ROWS_PER_SLICE;
-    };
     const auto copy_kv_slices = [&](int tile, int first, int last) {
 #pragma unroll
-        for (int slice = first; slice < last; ++slice) copy_kv_slice(tile, slice);
+        for (int slice = first; slice < last; ++slice) {
+            const std::uint32_t dst_smem =
+                kv_smem + tile % STAGES * (2 * KV_TILE_BYTES) + slice_offset(slice);
+            gpu::cp_async_16(dst_smem, k_gmem, rows_left > 0 ? 16 : 0);
+            gpu::cp_async_16(dst_smem + KV_TILE_BYTES, v_gmem, rows_left > 0 ? 16 : 0);
+            k_gmem += ROWS_PER_SLICE * args.k.stride_row;
+            v_gmem += ROWS_PER_SLICE * args.v.stride_row;
+            rows_left -= ROWS_PER_SLICE;
+        }
     };
     for (int tile = 0; tile < STAGES - 1; ++tile) {
         copy_kv_slices(tile, 0, SLICES);
@@ -195,7 +192,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             for (int m = 0; m < M_TILES; ++m) {
 #pragma unroll
                 for (int h = 0; h < 2; ++h) {
-                    const float row_max = quad_max(lane_max[m][h]);
+                    const float row_max = gpu::quad_max(lane_max[m][h]);
                     if (fmaf(row_max, scale_log2, row_shift[m][h]) > kRescaleThreshold) {
                         const float shift = -row_max * scale_log2;
                         const float rescale = gpu::exp2_approx(shift - row_shift[m][h]);
@@ -239,7 +236,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
 #pragma unroll
             for (int n = 0; n < HEAD_DIM / 16; ++n) {
                 std::uint32_t v_frag[4];
-                ldmatrix_x4_trans(v_frag, along_row<HEAD_DIM>(v_smem, 2 * n) + k * 16 * ROW_BYTES);
+                gpu::ldmatrix_x4_trans(v_frag, along_row<HEAD_DIM>(v_smem, 2 * n) + k * 16 * ROW_BYTES);
 #pragma unroll
                 for (int m = 0; m < M_TILES; ++m) {
                     mma_m16n8k16<T>(acc[m][2 * n], p_frag[m], v_frag[0], v_frag[1]);
@@ -251,17 +248,15 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
 
     // One barrier a tile: behind it this tile is there for every thread, and no thread still reads the oldest
     // stage.
-    const auto await_tile = [] {
-        gpu::cp_async_wait<STAGES - 2>();
-        __syncthreads();
-    };
     int tile = 0;
     for (; tile < tiles_full; ++tile) {
-        await_tile();
+        gpu::cp_async_wait<STAGES - 2>();
+        __syncthreads();
         attend(tile, std::false_type{});
     }
     for (; tile < tiles; ++tile) {
-        await_tile();
+        gpu::cp_async_wait<STAGES - 2>();
+        __syncthreads();
         if (tile * BLOCK_KV < warp_first_row + WARP_ROWS + diagonal && warp_first_row < shape.len_q) {
             attend(tile, std::true_type{});
         } else {  // hidden from every row of this warp, which still copies its share for the others
@@ -280,7 +275,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int row = m * 16 + lane / 4 + h * 8;
-            const float sum = quad_sum(row_sum[m][h]);
+            const float sum = gpu::quad_sum(row_sum[m][h]);
             const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // a row that sees no key is zero
 #pragma unroll
             for (int n = 0; n < HEAD_DIM / 8; ++n) {
@@ -330,11 +325,24 @@ void launch_forward(const ForwardArgs<T>& args) {
 template <class T> void attention_forward(const ForwardArgs<T>& args) {
     check_arguments(args, kLimits);
     const int head_dim = args.shape.head_dim;
-    if (head_dim <= 64) return launch_forward<T, 64, 128, 32, 4, 3, 3>(args);
-    if (head_dim <= 128) return launch_forward<T, 128, 128, 64, 4, 2, 2>(args);
-    if (gpu::device_info().shared_per_block_optin >= 192 * 1024)
+    if constexpr (is_built(32)) {
+        if (head_dim <= 32) return launch_forward<T, 32, 128, 64, 4, 3, 3>(args);
+    }
+    if constexpr (is_built(64)) {
+        if (head_dim <= 64) return launch_forward<T, 64, 128, 32, 4, 3, 3>(args);
+    }
+    if constexpr (is_built(96)) {
+        if (head_dim <= 96) return launch_forward<T, 96, 96, 64, 3, 2, 2>(args);
+    }
+    if constexpr (is_built(128)) {
+        if (head_dim <= 128) return launch_forward<T, 128, 128, 64, 4, 2, 2>(args);
+    }
+    if constexpr (is_built(256)) {
+        if (gpu::device_info().shared_per_block_optin < 192 * 1024) {
+            return launch_forward<T, 256, 64, 32, 4, 2, 2>(args);
+        }
         return launch_forward<T, 256, 128, 64, 8, 2, 1>(args);
-    return launch_forward<T, 256, 64, 32, 4, 2, 2>(args);
+    }
 }
 
 template void attention_forward(const ForwardArgs<fp16>&);

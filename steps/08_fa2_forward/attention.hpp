@@ -6,7 +6,8 @@
 namespace flash::step08 {
 
 // O and L of the whole contract (common/attention.hpp) for T = fp16 or bf16; pointers are device pointers.
-// Head dimensions are multiples of 8 up to 256, padded with zeros on the chip to the next one built; pointers
+// Head dimensions are multiples of 8 up to 256, padded with zeros on the chip to the next one built
+// (64, 128 and 256; the build's option FLASH_STEPS_HEAD_DIMS may say others); pointers
 // are 16-byte aligned and strides multiples of 8 elements. State (row maximum, row sum, accumulator) is fp32.
 // Extra memory: none beyond L. Runs from sm_80 on; bitwise equal from run to run.
 // Scaled scores must stay below 2^24 in size: the exponent is one multiply-add from a rounded maximum, and

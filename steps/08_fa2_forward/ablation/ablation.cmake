@@ -18,7 +18,8 @@ foreach(patch_file IN LISTS STEP08_PATCHES)
     flash_device_sources("${source}")
     add_library(step08_${name} OBJECT EXCLUDE_FROM_ALL "${source}")
     # The same names in a namespace of its own, so that all variants fit into one program.
-    target_compile_definitions(step08_${name} PRIVATE step08=step08_${name})
+    target_compile_definitions(step08_${name} PRIVATE step08=step08_${name}
+                               FLASH_STEPS_HEAD_DIM_BITS=${STEP08_BITS})
     target_include_directories(step08_${name} PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}")
     target_link_libraries(step08_${name} PRIVATE flash_gpu)
     list(APPEND objects $<TARGET_OBJECTS:step08_${name}>)
