@@ -227,10 +227,17 @@ def main(arguments=None):
     terminal.line(f"results    {relative(out)}")
     status = 0
     if not options.no_pictures:
+        environment = options.build.resolve() / "venv"
+        if not with_matplotlib.has_matplotlib(sys.executable) and not environment.exists():
+            terminal.line(f"drawing    matplotlib is missing here and comes from PyPI first, into {relative(environment)}")
         terminal.progress("drawing")
-        status, printed = draw(out, options.images, options.build.resolve() / "venv")
+        status, printed = draw(out, options.images, environment)
+        skipped = [line for line in printed.splitlines() if ".svg skipped: " in line]
         for line in printed.splitlines():
-            terminal.line(f"picture    {line}")
+            if line not in skipped:
+                terminal.line(f"picture    {line}")
+        if skipped:
+            terminal.line(f"{len(skipped)} more pictures need results that this run does not have; plots/img has the committed ones")
     terminal.line(f"{time.monotonic() - began:.0f} s")
     return 0 if status == with_matplotlib.UNAVAILABLE else status
 
