@@ -407,9 +407,9 @@ TEST_CASE("the functions that state extra memory refuse impossible sizes and do 
     CHECK_THROWS_AS(tiled_extra_bytes(-1), std::invalid_argument);
     CHECK_THROWS_AS(tiled_extra_bytes(257), std::invalid_argument);
     CHECK_THROWS_AS(full_extra_bytes({1, 1, 1, -1, 4, 4}), std::invalid_argument);
-    const int half = (1 << 30) - 32768;  // the most tokens a call may have, as queries and keys
-    CHECK(full_extra_bytes({1, 1, 1, half, half, 1}) == std::int64_t{4} * half * half);
-    CHECK_THROWS_AS(full_extra_bytes({1, 1, 1, half, half + 1, 1}), std::invalid_argument);
+    const int most = (1 << 30) - 32768;  // the most tokens a call may have, as queries and keys
+    CHECK(full_extra_bytes({1, 1, 1, most, most, 1}) == std::int64_t{4} * most * most);
+    CHECK_THROWS_AS(full_extra_bytes({1, 1, 1, most, most + 1, 1}), std::invalid_argument);
     Problem just_too_large{.shape = {1, 1, 1, 32768, 32769, 1}};
     CHECK(full_extra_bytes(just_too_large.shape) == MAX_SCORE_BYTES + 4 * 32768);
     CHECK_THROWS_AS(attention_full(just_too_large.args()), std::invalid_argument);

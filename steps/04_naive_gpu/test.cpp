@@ -531,8 +531,8 @@ TEST_CASE("the workspace holds whole slices, within its limit unless one slice i
     CHECK_THROWS_AS(slice_workspace_bytes<float>({1, 1, 1, 3, -5, 64}), std::invalid_argument);
     CHECK_THROWS_AS(workspace_bytes<float>({-2, 1, 1, 3, 5, 64}), std::invalid_argument);
     CHECK_THROWS_AS(workspace_bytes<float>({2, -1, -1, 3, 5, 64}), std::invalid_argument);
-    const int half = (1 << 30) - 32768;  // the most tokens a call may have, as queries and keys
-    CHECK(slice_workspace_bytes<float>({1, 1, 1, half, half, 1}) == std::int64_t{8} * half * half);
+    const int most = (1 << 30) - 32768;  // the most tokens a call may have, as queries and keys
+    CHECK(slice_workspace_bytes<float>({1, 1, 1, most, most, 1}) == std::int64_t{8} * most * most);
 }
 
 TEST_CASE_TEMPLATE("a workspace for fewer slices gives the same bits in more launches", T, float, fp16,
