@@ -320,8 +320,8 @@ void launch_forward(const ForwardArgs<T>& args) {
 
 }  // namespace
 
-// The tile shapes that were fastest for this kernel on an H200; 32 and 96 are not tuned. D = 256 has a smaller
-// one for devices with less than 192 KB of shared memory for a block.
+// The tile shapes that were fastest for this kernel on an H200; 32 and 96 are not tuned. D = 256 has a
+// smaller one for devices with less than 192 KB of shared memory for a block.
 template <class T> void attention_forward(const ForwardArgs<T>& args) {
     check_arguments(args, kLimits);
     const int head_dim = args.shape.head_dim;
