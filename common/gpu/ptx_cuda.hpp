@@ -97,6 +97,43 @@ template <class T> __device__ __forceinline__ std::uint32_t pack2(float low, flo
     return packed;
 }
 
+// The two values of a packed pair, exactly.
+template <class T> __device__ __forceinline__ float2 unpack2(std::uint32_t packed) {
+    static_assert(std::is_same_v<T, fp16> || std::is_same_v<T, bf16>);
+    if constexpr (std::is_same_v<T, bf16>) {
+        return make_float2(__uint_as_float(packed << 16), __uint_as_float(packed & 0xffff0000u));
+    } else {
+        float2 pair;
+        asm("{.reg .f16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high;}\n"
+            : "=f"(pair.x), "=f"(pair.y)
+            : "r"(packed));
+        return pair;
+    }
+}
+
+// barrier.arrive and barrier.sync (PTX ISA, "Parallel Synchronization: bar, barrier"): a barrier of some of
+// the block's warps. It opens when `threads` threads (a multiple of 32) have come to barrier `id` (1 .. 15; 0
+// is __syncthreads). Those that arrive go on at once; those that sync wait, and then see what the others
+// wrote before they came.
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+    asm volatile("bar.arrive %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
+    asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
+}
+
+// Adds four values to four neighbouring floats of global memory, each addition atomic by itself; address is
+// 16-byte aligned. From sm_90 on it is one instruction (PTX ISA, "red", .v4.f32), before that four.
+__device__ __forceinline__ void atomic_add_x4(float* address, const float (&values)[4]) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"l"(address), "f"(values[0]),
+                 "f"(values[1]), "f"(values[2]), "f"(values[3])
+                 : "memory");
+#else
+    for (int i = 0; i < 4; ++i) atomicAdd(address + i, values[i]);
+#endif
+}
+
 // ex2.approx.ftz.f32: 2^x within 2 ulp; results below 2^-126 are 0, 2^-inf = 0.
 __device__ __forceinline__ float exp2_approx(float x) {
     float y;

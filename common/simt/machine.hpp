@@ -54,7 +54,21 @@ inline constexpr std::uint32_t kInFlight = 0x400, kByAtomic = 0x800;
 inline constexpr std::uint32_t kReadByWarp = 0x400, kReadByBlock = 0x800;
 inline constexpr std::uint32_t kStampShift = 12, kMaxStamp = (1u << 20) - 1;
 
-enum class State : std::uint8_t { kFresh, kReady, kAtBarrier, kAtWarpOperation, kExited };
+enum class State : std::uint8_t { kFresh, kReady, kAtBarrier, kAtNamedBarrier, kAtWarpOperation, kExited };
+
+// The warps whose accesses before `stamp` a thread has waited for at its latest named barrier.
+struct Acquired {
+    std::uint32_t warps = 0, stamp = 0;
+};
+
+// A barrier of some of the block's threads.
+struct NamedBarrier {
+    int threads = 0;  // that open it
+    int arrived = 0;
+    std::uint32_t warps = 0;
+    std::vector<int> waiting;  // thread ids
+};
+inline constexpr int kNamedBarriers = 16;
 
 struct PendingCopy {
     std::uint32_t shared_offset;
@@ -73,6 +87,7 @@ struct Thread {
     std::uint32_t mask = 0;
     Site site{};
     void* operand = nullptr;  // of the warp operation it waits at, on its own stack
+    Acquired acquired;
     std::vector<PendingCopy> copies;
     std::uint64_t committed_groups = 0;
     std::size_t async_turn = 0;  // its cp.asyncs since the latest barrier
@@ -95,6 +110,7 @@ struct Machine {
     std::uint32_t stamp = 0, block_stamp = 0,
                   block_start = 0;  // time: now, latest block barrier, start of the block
     std::uint32_t warp_stamp = 0;
+    Acquired acquired;  // by the running thread
     std::uint32_t thread_id = 0;
     std::uint64_t block_serial = 0, launch_serial = 0;  // first block of the launch
     SharedCell* cells = nullptr;
@@ -103,6 +119,7 @@ struct Machine {
     Launch launch{};
     int thread_count = 0;
     int live = 0, at_barrier = 0;
+    NamedBarrier named[kNamedBarriers];
     Thread* running = nullptr;
     Thread threads[kMaxThreads];
     Warp warps[kMaxThreads / kWarp];

@@ -21,6 +21,8 @@ void access_shared(Machine& m, std::uintptr_t address, std::size_t bytes, Access
 inline bool is_ordered(std::uint32_t record) {
     const std::uint32_t stamp = record >> kStampShift, thread = record & kThreadMask;
     if (stamp < machine.block_stamp || thread == machine.thread_id) return true;
+    const Acquired& acquired = machine.acquired;
+    if (stamp < acquired.stamp && (acquired.warps >> (thread / kWarp) & 1u) != 0) return true;
     return thread / kWarp == machine.thread_id / kWarp && stamp < machine.warp_stamp;
 }
 inline bool reads_are_ordered(std::uint32_t read) {

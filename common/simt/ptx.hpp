@@ -51,6 +51,23 @@ template <class T> std::uint32_t pack2(float low, float high) {
     return static_cast<std::uint32_t>(from_float<T>(high).bits) << 16 | from_float<T>(low).bits;
 }
 
+template <class T> float2 unpack2(std::uint32_t packed) {
+    static_assert(std::is_same_v<T, fp16> || std::is_same_v<T, bf16>);
+    const T low{static_cast<std::uint16_t>(packed)}, high{static_cast<std::uint16_t>(packed >> 16)};
+    return make_float2(to_float(low), to_float(high));
+}
+
+inline void named_barrier_arrive(int id, int threads, simt::Site site = simt::Site::here()) {
+    simt::named_barrier(id, threads, false, site);
+}
+inline void named_barrier_sync(int id, int threads, simt::Site site = simt::Site::here()) {
+    simt::named_barrier(id, threads, true, site);
+}
+
+inline void atomic_add_x4(float* address, const float (&values)[4]) {
+    for (int i = 0; i < 4; ++i) atomicAdd(address + i, values[i]);
+}
+
 inline float exp2_approx(float x) {
     return simt::exp2_flushed(x);
 }

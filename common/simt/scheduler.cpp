@@ -64,6 +64,7 @@ void resume(Thread& thread) {
     machine.thread_id = static_cast<std::uint32_t>(thread.id);
     machine.stack_begin = reinterpret_cast<std::uintptr_t>(thread.stack);
     machine.warp_stamp = running_warp().stamp;
+    machine.acquired = thread.acquired;
     built_ins.thread_idx = thread.index;
     switch_to_thread(thread);
     if (failure.describe != nullptr) {
@@ -89,6 +90,14 @@ bool same_place(const Thread& a, const Thread& b) {
 
 // Why the operation that a thread waits at never completes; empty when nothing speaks against it.
 std::string why_stuck(const Thread& waiting) {
+    if (waiting.state == State::kAtNamedBarrier) {
+        for (const NamedBarrier& barrier : machine.named) {
+            if (std::find(barrier.waiting.begin(), barrier.waiting.end(), waiting.id) !=
+                barrier.waiting.end())
+                return std::to_string(barrier.arrived) + " of " + std::to_string(barrier.threads) +
+                       " threads have come";
+        }
+    }
     const bool in_warp = waiting.state == State::kAtWarpOperation;
     const int first = in_warp ? waiting.id / kWarp * kWarp : 0;
     const int count = in_warp ? kWarp : machine.thread_count;
@@ -105,7 +114,7 @@ std::string why_stuck(const Thread& waiting) {
 
 // Nothing can run: names a thread that waits and what keeps it waiting.
 void report_stuck_block() {
-    for (const State state : {State::kAtWarpOperation, State::kAtBarrier}) {
+    for (const State state : {State::kAtWarpOperation, State::kAtNamedBarrier, State::kAtBarrier}) {
         for (int i = 0; i < machine.thread_count; ++i) {
             const Thread& thread = machine.threads[i];
             const std::string reason = thread.state == state ? why_stuck(thread) : "";
@@ -145,10 +154,12 @@ void begin_block() {
     ++machine.block_serial;
     machine.live = machine.thread_count;
     machine.at_barrier = 0;
+    for (NamedBarrier& barrier : machine.named) barrier = {};
     std::memset(reinterpret_cast<void*>(machine.shared_begin), 0xff, machine.shared_bytes);
     for (int i = 0; i < machine.thread_count; ++i) {
         Thread& thread = machine.threads[i];
         thread.state = State::kFresh;
+        thread.acquired = {};
         thread.async_turn = 0;
     }
     for (int w = 0; w * kWarp < machine.thread_count; ++w) {

@@ -26,6 +26,40 @@ void sync_warp(std::uint32_t mask, Site site) {
     });
 }
 
+void named_barrier(int id, int threads, bool waits, Site site) {
+    const RuntimeScope scope;
+    Thread& thread = *machine.running;
+    thread.operation = waits ? "named_barrier_sync" : "named_barrier_arrive";
+    thread.site = site;
+    if (id < 1 || id >= kNamedBarriers || threads <= 0 || threads % kWarp != 0) {
+        fail([=] {
+            return "a named barrier with id " + std::to_string(id) + " and " + std::to_string(threads) +
+                   " threads; ids are 1 to 15, threads a multiple of 32";
+        });
+    }
+    NamedBarrier& barrier = machine.named[id];
+    if (barrier.arrived > 0 && barrier.threads != threads) {
+        fail([=, expected = barrier.threads] {
+            return "named barrier " + std::to_string(id) + " is told to wait for " + std::to_string(threads) +
+                   " threads, others said " + std::to_string(expected);
+        });
+    }
+    barrier.threads = threads;
+    barrier.warps |= 1u << (thread.id / kWarp);
+    if (waits) barrier.waiting.push_back(thread.id);
+    if (++barrier.arrived == threads) {
+        const Acquired acquired{barrier.warps, advance_time()};
+        for (const int id_of_waiting : barrier.waiting) {
+            machine.threads[id_of_waiting].acquired = acquired;
+            if (id_of_waiting != thread.id) make_ready(machine.threads[id_of_waiting]);
+        }
+        if (waits) machine.acquired = acquired;
+        barrier = {};
+    } else if (waits) {
+        suspend(State::kAtNamedBarrier);
+    }
+}
+
 std::uint64_t shuffle(std::uint32_t mask, std::uint64_t value, int source_lane, Site site) {
     const RuntimeScope scope;
     struct Operand {
