@@ -9,12 +9,6 @@
 namespace flash::testing {
 namespace {
 
-// A head dimension that the step supports, as close to the wanted one as possible.
-int supported_head_dim(int head_dim, const Capabilities& can) {
-    const int multiple = can.head_dim_multiple;
-    return std::min((head_dim + multiple - 1) / multiple * multiple, can.max_head_dim / multiple * multiple);
-}
-
 // One case: makes the tensors, calls the step, judges, adds to the report.
 template <class T>
 void run_case(Report& report, const ForwardCase& c, const Capabilities& can, const Execute<T>& execute) {
@@ -60,6 +54,11 @@ void check_determinism(Report& report, const Capabilities& can, const Execute<T>
 }
 
 }  // namespace
+
+int supported_head_dim(int head_dim, const Capabilities& can) {
+    const int multiple = can.head_dim_multiple;
+    return std::min((head_dim + multiple - 1) / multiple * multiple, can.max_head_dim / multiple * multiple);
+}
 
 std::vector<ForwardCase> forward_cases(const Capabilities& can) {
     std::vector<ForwardCase> cases;
@@ -156,43 +155,45 @@ template <class T> Report check_forward_conformance(const Capabilities& can, con
     return report;
 }
 
+ForwardCase fuzz_case(const Capabilities& can, std::uint64_t seed) {
+    std::uint64_t draw = 0;
+    const auto below = [&](int limit) { return static_cast<int>(random_below(seed, draw++, limit)); };
+    ForwardCase c{"fuzz", {}, Mask::none(), Storage::kBhnd, Pattern::kNormal, seed};
+    c.shape.batch = 1 + below(3);
+    c.shape.heads_kv = 1 + below(3);
+    c.shape.heads_q = c.shape.heads_kv * (1 + below(3));
+    c.shape.len_q = 1 + below(150);
+    c.shape.len_kv = 1 + below(200);
+    c.shape.head_dim = supported_head_dim(1 + below(can.max_head_dim), can);
+    while (work_of(c.shape) > std::min<std::int64_t>(can.max_work, 600'000)) {
+        // Too large: halve the largest factor.
+        int* sizes[] = {&c.shape.batch, &c.shape.len_q, &c.shape.len_kv};
+        int* largest = *std::max_element(sizes, sizes + 3, [](int* a, int* b) { return *a < *b; });
+        *largest = std::max(1, *largest / 2);
+        if (*largest == 1) break;
+    }
+    switch (below(4)) {
+        case 0:
+            break;
+        case 1:
+            c.mask = Mask::causal_top_left();
+            break;
+        case 2:
+            c.mask = Mask::causal_bottom_right(c.shape);
+            break;
+        default:
+            c.mask = Mask::causal(below(c.shape.len_q + c.shape.len_kv + 1) - c.shape.len_q);
+    }
+    c.storage = static_cast<Storage>(below(static_cast<int>(Storage::kSharedRow) + 1));
+    c.pattern = static_cast<Pattern>(below(static_cast<int>(Pattern::kRealModel) + 1));
+    return c;
+}
+
 template <class T>
 Report check_forward_fuzz(const Capabilities& can, const Execute<T>& execute, std::uint64_t seed, int cases) {
     Report report;
-    for (int n = 0; n < cases; ++n) {
-        const std::uint64_t s = seed + static_cast<std::uint64_t>(n);
-        std::uint64_t draw = 0;
-        const auto below = [&](int limit) { return static_cast<int>(random_below(s, draw++, limit)); };
-        ForwardCase c{"fuzz", {}, Mask::none(), Storage::kBhnd, Pattern::kNormal, s};
-        c.shape.batch = 1 + below(3);
-        c.shape.heads_kv = 1 + below(3);
-        c.shape.heads_q = c.shape.heads_kv * (1 + below(3));
-        c.shape.len_q = 1 + below(150);
-        c.shape.len_kv = 1 + below(200);
-        c.shape.head_dim = supported_head_dim(1 + below(can.max_head_dim), can);
-        while (work_of(c.shape) > std::min<std::int64_t>(can.max_work, 600'000)) {
-            // Too large: halve the largest factor.
-            int* sizes[] = {&c.shape.batch, &c.shape.len_q, &c.shape.len_kv};
-            int* largest = *std::max_element(sizes, sizes + 3, [](int* a, int* b) { return *a < *b; });
-            *largest = std::max(1, *largest / 2);
-            if (*largest == 1) break;
-        }
-        switch (below(4)) {
-            case 0:
-                break;
-            case 1:
-                c.mask = Mask::causal_top_left();
-                break;
-            case 2:
-                c.mask = Mask::causal_bottom_right(c.shape);
-                break;
-            default:
-                c.mask = Mask::causal(below(c.shape.len_q + c.shape.len_kv + 1) - c.shape.len_q);
-        }
-        c.storage = static_cast<Storage>(below(static_cast<int>(Storage::kSharedRow) + 1));
-        c.pattern = static_cast<Pattern>(below(static_cast<int>(Pattern::kRealModel) + 1));
-        run_case(report, c, can, execute);
-    }
+    for (int n = 0; n < cases; ++n)
+        run_case(report, fuzz_case(can, seed + static_cast<std::uint64_t>(n)), can, execute);
     return report;
 }
 

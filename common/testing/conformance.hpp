@@ -9,10 +9,10 @@
 #pragma once
 
 #include <functional>
-#include <optional>
 #include <string>
 #include <vector>
 
+#include "common/testing/device_copy.hpp"
 #include "common/testing/forward_case.hpp"
 #include "common/testing/host_buffer.hpp"
 #include "common/testing/wide_offsets.hpp"
@@ -35,6 +35,12 @@ struct Report {
 
 // The common cases: shapes x masks x storage orders x value patterns.
 std::vector<ForwardCase> forward_cases(const Capabilities& capabilities);
+
+// A random small case, a function of the seed alone.
+ForwardCase fuzz_case(const Capabilities& capabilities, std::uint64_t seed);
+
+// A head dimension that the step supports, as close to the wanted one as possible.
+int supported_head_dim(int head_dim, const Capabilities& capabilities);
 
 template <class T> Report check_forward_conformance(const Capabilities&, const Execute<T>&);
 
@@ -71,27 +77,13 @@ int fuzz_cases();
 template <class T, template <class> class Buffer>
 Execute<T> execute_on(void (*forward)(const ForwardArgs<T>&)) {
     return [forward](ForwardCall<T>& call, const Edit<T>& edit) {
-        // An empty tensor is passed as null: the contract allows it.
-        const auto upload = []<class U>(std::optional<Buffer<U>>& buffer, const std::vector<U>& memory) {
-            if (memory.empty()) return static_cast<U*>(nullptr);
-            buffer.emplace(memory.size());
-            buffer->copy_from_host(memory.data());
-            return buffer->data();
-        };
-        const auto download = []<class U>(const std::optional<Buffer<U>>& buffer, std::vector<U>& memory) {
-            if (buffer) buffer->copy_to_host(memory.data());
-        };
-        std::optional<Buffer<T>> q, k, v, o;
-        std::optional<Buffer<float>> lse;
-        auto args = call.args(upload(q, call.q.memory), upload(k, call.k.memory), upload(v, call.v.memory),
-                              upload(o, call.o.memory), upload(lse, call.lse));
+        DeviceCopy<Buffer, T> q(call.q.memory), k(call.k.memory), v(call.v.memory), o(call.o.memory);
+        DeviceCopy<Buffer, float> lse(call.lse);
+        auto args = call.args(q.data(), k.data(), v.data(), o.data(), lse.data());
         if (edit) edit(args);
         const auto download_all = [&] {
-            download(q, call.q.memory);
-            download(k, call.k.memory);
-            download(v, call.v.memory);
-            download(o, call.o.memory);
-            download(lse, call.lse);
+            for (auto* copy : {&q, &k, &v, &o}) copy->download();
+            lse.download();
         };
         try {
             forward(args);

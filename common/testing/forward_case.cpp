@@ -47,23 +47,6 @@ struct Rows {
     double score_reach = 0;  // max over rows of scale |q| |k|: what the rounding of a score is relative to
 };
 
-template <class T> double largest_norm(const HostTensor<T>& t, const T* base) {
-    double largest = 0;
-    for (int b = 0; b < t.batch; ++b) {
-        for (int h = 0; h < t.heads; ++h) {
-            for (int n = 0; n < t.len; ++n) {
-                double sum = 0;
-                for (int d = 0; d < t.head_dim; ++d) {
-                    const double x = to_float(base[t.index(b, h, n, d)]);
-                    if (std::isfinite(x)) sum += x * x;
-                }
-                largest = std::max(largest, sum);
-            }
-        }
-    }
-    return std::sqrt(largest);
-}
-
 template <class T> Rows compute_rows(ForwardCall<T>& call, std::uint64_t seed) {
     const Shape& s = call.shape;
     const auto args = call.host_args();
@@ -85,25 +68,8 @@ template <class T> Rows compute_rows(ForwardCall<T>& call, std::uint64_t seed) {
         rows.out_lse.push_back(
             static_cast<double>(call.lse[static_cast<std::size_t>(ForwardCall<T>::kLseGuard + linear)]));
     }
-    rows.score_reach = static_cast<double>(call.scale) * largest_norm(call.q, call.q.memory.data()) *
-                       largest_norm(call.k, call.k.memory.data());
+    rows.score_reach = static_cast<double>(call.scale) * largest_norm(call.q) * largest_norm(call.k);
     return rows;
-}
-
-double largest_finite(std::span<const double> values) {
-    double largest = 0;
-    for (const double x : values)
-        if (std::isfinite(x)) largest = std::max(largest, std::abs(x));
-    return largest;
-}
-
-constexpr double kFp32Roundoff = 0x1p-24;
-constexpr double kFloorUlps = 2;
-
-// What an fp32 score may be off by. Rounding errors of a sum of n terms grow like sqrt(n); 4 is four standard
-// deviations.
-double score_error_bound(const Rows& rows, const Shape& s) {
-    return kFp32Roundoff * (4 * std::sqrt(s.head_dim + 1.0) * rows.score_reach + 4 * rows.max_score);
 }
 
 Gate gate_of_lse(const Rows& rows, const Shape& s) {
@@ -111,8 +77,8 @@ Gate gate_of_lse(const Rows& rows, const Shape& s) {
     const double size = largest_finite(rows.reference_lse);
     Gate gate;
     gate.floor = kFloorUlps * fp32.ulp(size) + 4 * kFp32Roundoff * rows.max_score;
-    gate.twin_bound =
-        score_error_bound(rows, s) + 2 * fp32.ulp(size) + 4 * kFp32Roundoff * (std::sqrt(s.len_kv + 1.0) + 1);
+    gate.twin_bound = score_error_bound(rows.score_reach, rows.max_score, s.head_dim) + 2 * fp32.ulp(size) +
+                      4 * kFp32Roundoff * (std::sqrt(s.len_kv + 1.0) + 1);
     return gate;
 }
 
@@ -125,8 +91,9 @@ Gate gate_of_output(const Rows& rows, const Shape& s, std::span<const double> re
     gate.floor = kFloorUlps * format.ulp(size) + 4 * kFp32Roundoff * rows.max_score * max_v;
     // A handful of elements says little about the twin's typical error: allow one rounding of P besides.
     if (reference.size() < 64) gate.floor += format.unit_roundoff() * max_v;
-    const double p_error = 2 * (format.unit_roundoff() + score_error_bound(rows, s)) +
-                           8 * kFp32Roundoff * std::sqrt(s.len_kv + 1.0) + s.len_kv * format.ulp(0) / 2;
+    const double p_error =
+        2 * (format.unit_roundoff() + score_error_bound(rows.score_reach, rows.max_score, s.head_dim)) +
+        8 * kFp32Roundoff * std::sqrt(s.len_kv + 1.0) + s.len_kv * format.ulp(0) / 2;
     gate.twin_bound = format.ulp(size) + std::min(2.0, p_error) * max_v;
     return gate;
 }
@@ -138,24 +105,6 @@ std::string where(const Rows& rows, const Shape& s, std::int64_t element, int wi
            (width > 1 ? ", d=" + std::to_string(element % width) : std::string()) + "]";
 }
 
-std::string number(double x) {
-    char text[40];
-    std::snprintf(text, sizeof(text), "%.9g", x);
-    return text;
-}
-
-void absorb(Judgement& judgement, const Verdict& verdict, const Compared& values, const std::string& place) {
-    judgement.compared += verdict.compared;
-    if (verdict.finite > 0 && verdict.allowed > 0)
-        judgement.worst_error_share = std::max(judgement.worst_error_share, verdict.error / verdict.allowed);
-    judgement.worst_twin_share = std::max(judgement.worst_twin_share, verdict.twin_share);
-    if (verdict.why.empty() || !judgement.failure.empty()) return;
-    const auto i = static_cast<std::size_t>(verdict.first_wrong);
-    judgement.failure = place + ": " + verdict.why + ": got " + number(values.out[i]) + ", want " +
-                        number(values.reference[i]) + " +- " + number(verdict.allowed) + " (twin " +
-                        number(values.twin[i]) + ")";
-}
-
 // The elements of channel d of a (rows, D) matrix.
 std::vector<double> channel_of(const std::vector<double>& matrix, int d, int head_dim) {
     std::vector<double> channel;
@@ -165,26 +114,13 @@ std::vector<double> channel_of(const std::vector<double>& matrix, int d, int hea
     return channel;
 }
 
-template <class T> double largest_v(const HostTensor<T>& v, int channel) {
-    double largest = 0;
-    for (int b = 0; b < v.batch; ++b)
-        for (int h = 0; h < v.heads; ++h)
-            for (int n = 0; n < v.len; ++n)
-                for (int d = 0; d < v.head_dim; ++d) {
-                    const double x = to_float(v.memory[static_cast<std::size_t>(v.index(b, h, n, d))]);
-                    if ((channel < 0 || d == channel) && std::isfinite(x))
-                        largest = std::max(largest, std::abs(x));
-                }
-    return largest;
-}
-
 template <class T>
 void compare_output(Judgement& judgement, const Rows& rows, const ForwardCall<T>& call, bool per_channel) {
     const Shape& s = call.shape;
     if (!per_channel) {
         const Compared values{rows.out_o, rows.reference_o, rows.twin_o};
         const auto verdict =
-            compare(values, gate_of_output<T>(rows, s, rows.reference_o, largest_v(call.v, -1)));
+            compare(values, gate_of_output<T>(rows, s, rows.reference_o, largest_element(call.v)));
         absorb(judgement, verdict, values,
                verdict.first_wrong < 0 ? "" : where(rows, s, verdict.first_wrong, s.head_dim, "O"));
         return;
@@ -195,7 +131,8 @@ void compare_output(Judgement& judgement, const Rows& rows, const ForwardCall<T>
         const auto reference = channel_of(rows.reference_o, d, s.head_dim);
         const auto twin = channel_of(rows.twin_o, d, s.head_dim);
         const Compared values{out, reference, twin};
-        const auto verdict = compare(values, gate_of_output<T>(rows, s, reference, largest_v(call.v, d)));
+        const auto verdict =
+            compare(values, gate_of_output<T>(rows, s, reference, largest_element(call.v, d)));
         absorb(judgement, verdict, values,
                verdict.first_wrong < 0
                    ? ""
@@ -203,29 +140,10 @@ void compare_output(Judgement& judgement, const Rows& rows, const ForwardCall<T>
     }
 }
 
-// Every element of the output is written, and nothing around it.
+// All of O and L is written, and nothing around them.
 template <class T> std::string check_written(const ForwardCall<T>& call) {
-    const HostTensor<T>& o = call.o;
-    std::vector<bool> inside(o.memory.size(), false);
-    for (int b = 0; b < o.batch; ++b) {
-        for (int h = 0; h < o.heads; ++h) {
-            for (int n = 0; n < o.len; ++n) {
-                for (int d = 0; d < o.head_dim; ++d) {
-                    const auto at = static_cast<std::size_t>(o.index(b, h, n, d));
-                    inside[at] = true;
-                    if (bits_of(o.memory[at]) == bits_of(canary<T>()))
-                        return "O[b=" + std::to_string(b) + ", h=" + std::to_string(h) +
-                               ", i=" + std::to_string(n) + ", d=" + std::to_string(d) +
-                               "] was never written";
-                }
-            }
-        }
-    }
-    for (std::size_t at = 0; at < o.memory.size(); ++at) {
-        if (!inside[at] && bits_of(o.memory[at]) != bits_of(canary<T>()))
-            return "the step wrote outside O: " + std::to_string(static_cast<std::int64_t>(at) - o.first) +
-                   " elements after its first one";
-    }
+    const std::string failure = check_written(call.o, "O");
+    if (!failure.empty()) return failure;
     const auto guard = static_cast<std::size_t>(ForwardCall<T>::kLseGuard);
     for (std::size_t at = 0; at < call.lse.size(); ++at) {
         const bool is_inside = at >= guard && at + guard < call.lse.size();

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "common/testing/inputs.hpp"
-#include "common/testing/tolerance.hpp"
+#include "common/testing/judging.hpp"
 
 namespace flash::testing {
 
@@ -56,14 +56,6 @@ template <class T> struct ForwardCall {
 };
 
 template <class T> ForwardCall<T> make_call(const ForwardCase& c, bool aligned);
-
-// What checking a call found.
-struct Judgement {
-    std::int64_t compared = 0;     // elements of O and L compared with the reference
-    double worst_error_share = 0;  // largest error divided by what is allowed
-    double worst_twin_share = 0;   // largest error of the twin divided by what theory allows it
-    std::string failure;           // empty when the call is right
-};
 
 // Checks the outputs of a call that a step has filled: that all of O and L is written and nothing else is,
 // and that the values are right. Of calls too large for a full reference at least 64 seeded query rows are

@@ -135,10 +135,16 @@ template <class T>
 HostTensor<T> make_tensor(Storage storage, Role role, int batch, int heads, int len, int head_dim,
                           bool aligned) {
     if (storage == Storage::kMixed) {
-        storage = role == Role::kQ ? Storage::kBhnd : role == Role::kV ? Storage::kPadded : Storage::kBnhd;
+        const bool padded = role == Role::kV || role == Role::kDo || role == Role::kDq || role == Role::kDv;
+        storage = role == Role::kQ || role == Role::kDk ? Storage::kBhnd
+                  : padded                              ? Storage::kPadded
+                                                        : Storage::kBnhd;
     }
     HostTensor<T> t{batch, heads, len, head_dim, 0, 0, 0, 0, {}};
-    const std::int64_t gap = storage != Storage::kPadded ? 0 : aligned ? 8 : 3;
+    // Gradients that are written are padded more than what they are gradients of.
+    const bool is_gradient = role == Role::kDq || role == Role::kDk || role == Role::kDv;
+    const std::int64_t gap =
+        storage != Storage::kPadded ? 0 : std::int64_t{aligned ? 8 : 3} * (is_gradient ? 2 : 1);
     if (storage == Storage::kBnhd) {
         t.stride_head = head_dim;
         t.stride_row = t.stride_head * heads;
@@ -148,15 +154,16 @@ HostTensor<T> make_tensor(Storage storage, Role role, int batch, int heads, int 
         t.stride_head = t.stride_row * len + 2 * gap;
         t.stride_batch = t.stride_head * heads + 3 * gap;
     }
-    const bool is_kv = role == Role::kK || role == Role::kV;
-    if (is_kv && storage == Storage::kSharedKv) t.stride_batch = t.stride_head = 0;
-    if (is_kv && storage == Storage::kSharedRow) t.stride_row = 0;
+    const bool is_shared = role == Role::kK || role == Role::kV || role == Role::kDo;
+    if (is_shared && storage == Storage::kSharedKv) t.stride_batch = t.stride_head = 0;
+    if (is_shared && storage == Storage::kSharedRow) t.stride_row = 0;
 
-    const bool exact = role != Role::kO && storage == Storage::kBhnd;
+    const bool is_output = role == Role::kO || is_gradient;
+    const bool exact = !is_output && storage == Storage::kBhnd;
     t.first = exact ? 0 : kGuard;
     std::int64_t size = 2 * t.first;
     if (t.elements() != 0) size += t.index(batch - 1, heads - 1, len - 1, head_dim) - t.first;
-    t.memory.assign(static_cast<std::size_t>(size), role == Role::kO ? canary<T>() : from_float<T>(kNan));
+    t.memory.assign(static_cast<std::size_t>(size), is_output ? canary<T>() : from_float<T>(kNan));
     return t;
 }
 

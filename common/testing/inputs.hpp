@@ -14,12 +14,13 @@
 namespace flash::testing {
 
 enum class Storage {
-    kBhnd,    // dense (B, H, N, D); inputs are allocated at their exact size
-    kBnhd,    // dense (B, N, H, D)
-    kPadded,  // (B, H, N, D) with gaps after every row, head and batch entry
-    kMixed,   // Q (B, H, N, D), K (B, N, H, D), V padded, O (B, N, H, D): no two views have the same strides
-    kSharedKv,   // one key head for all batch entries and heads: strides 0 in K and V
-    kSharedRow,  // one key row for all keys: stride 0 between the rows of K and V
+    kBhnd,      // dense (B, H, N, D); inputs are allocated at their exact size
+    kBnhd,      // dense (B, N, H, D)
+    kPadded,    // (B, H, N, D) with gaps after every row, head and batch entry
+    kMixed,     // Q (B, H, N, D), K (B, N, H, D), V padded, O (B, N, H, D): no two views that a mistake could
+                // confuse have the same strides; dO, dQ and dV are padded too, dK is (B, H, N, D)
+    kSharedKv,  // one key head for all batch entries and heads: strides 0 in K and V, and in dO
+    kSharedRow,  // one key row for all keys: stride 0 between the rows of K and V, and of dO
 };
 
 enum class Pattern {
@@ -42,7 +43,8 @@ enum class Pattern {
 std::string name(Storage storage);
 std::string name(Pattern pattern);
 
-enum class Role { kQ, kK, kV, kO };
+// kO is written by a forward call; a backward call reads it as kSavedO.
+enum class Role { kQ, kK, kV, kO, kSavedO, kDo, kDq, kDk, kDv };
 
 // A tensor (B, H, N, D) with its memory, guard bands included.
 template <class T> struct HostTensor {

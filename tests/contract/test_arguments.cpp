@@ -2,7 +2,7 @@
 #include <doctest/doctest.h>
 
 #include "common/argument_checks.hpp"
-#include "common/testing/conformance.hpp"
+#include "common/testing/backward_conformance.hpp"
 
 using namespace flash;
 using namespace flash::testing;
@@ -20,6 +20,17 @@ template <class T> void only_aligned_checks(const ForwardArgs<T>& args) {
     check_arguments(args, kAlignedLimits);
 }
 
+// A workspace of some size that depends on the mode.
+std::int64_t workspace_bytes(const Shape& s, bool deterministic) {
+    detail::check_shape(s, kLimits);
+    return checked_bytes({s.batch, s.heads_q, s.len_q, deterministic ? 8 : 4});
+}
+template <class T> void only_backward_checks(const BackwardArgs<T>& args) {
+    check_arguments(args, kLimits, workspace_bytes(args.shape, args.deterministic));
+}
+template <class T> void only_aligned_backward_checks(const BackwardArgs<T>& args) {
+    check_arguments(args, kAlignedLimits, workspace_bytes(args.shape, args.deterministic));
+}
 // Aligned memory and a call on it that is right.
 struct GoodCall {
     alignas(16) float memory[5][4096] = {};
@@ -33,6 +44,28 @@ struct GoodCall {
         args.o = dense_bhnd(memory[3], 4, 5, 8);
         args.lse = memory[4];
         args.scale = 1;
+    }
+};
+
+struct GoodBackwardCall {
+    static constexpr std::int64_t kWorkspace = 1024;
+    alignas(16) float memory[10][4096] = {};
+    BackwardArgs<float> args;
+
+    GoodBackwardCall() {
+        args.shape = {2, 4, 2, 5, 6, 8};
+        args.q = dense_bhnd<const float>(memory[0], 4, 5, 8);
+        args.k = dense_bhnd<const float>(memory[1], 2, 6, 8);
+        args.v = dense_bhnd<const float>(memory[2], 2, 6, 8);
+        args.o = dense_bhnd<const float>(memory[3], 4, 5, 8);
+        args.lse = memory[4];
+        args.d_o = dense_bhnd<const float>(memory[5], 4, 5, 8);
+        args.dq = dense_bhnd(memory[6], 4, 5, 8);
+        args.dk = dense_bhnd(memory[7], 2, 6, 8);
+        args.dv = dense_bhnd(memory[8], 2, 6, 8);
+        args.scale = 1;
+        args.workspace = memory[9];
+        args.workspace_bytes = kWorkspace;
     }
 };
 
@@ -167,4 +200,74 @@ TEST_CASE("strides of dimensions without a second element become 0, the others s
     CHECK(tidy.v.stride_row == 8);
     CHECK(tidy.o.stride_head == 8);
     CHECK(tidy.o.stride_row == 0);
+}
+
+TEST_CASE_TEMPLATE("bad backward arguments are refused with one sentence that names them", T, float, fp16,
+                   bf16) {
+    run_backward_bad_arguments<T, HostBuffer>({.step = "step 99"}, &only_backward_checks<T>,
+                                              &workspace_bytes);
+}
+
+TEST_CASE_TEMPLATE("a backward that needs alignment refuses what is not aligned", T, fp16, bf16) {
+    run_backward_bad_arguments<T, HostBuffer>(
+        {.step = "step 99", .max_head_dim = 128, .head_dim_multiple = 8, .aligned = true},
+        &only_aligned_backward_checks<T>, &workspace_bytes);
+}
+
+TEST_CASE(
+    "a backward call that keeps the contract is accepted: stride 0 for dO, shared inputs, empty tensors") {
+    const auto accepts = [](const GoodBackwardCall& call,
+                            std::int64_t workspace = GoodBackwardCall::kWorkspace) {
+        CHECK_NOTHROW(check_arguments(call.args, kLimits, workspace));
+    };
+    GoodBackwardCall good;
+    accepts(good);
+    good.args.d_o.stride_batch = good.args.d_o.stride_head = good.args.d_o.stride_row = 0;
+    good.args.o.data = good.args.q.data;
+    accepts(good);
+    good.args.workspace = nullptr;
+    good.args.workspace_bytes = 0;
+    accepts(good, 0);
+    good.args.shape.len_kv = 0;
+    good.args.k.data = good.args.v.data = nullptr;
+    good.args.dk.data = good.args.dv.data = nullptr;
+    accepts(good, 0);
+}
+
+TEST_CASE("a refusal of a workspace says how much is needed") {
+    GoodBackwardCall good;
+    CHECK_THROWS_WITH_AS(check_arguments(good.args, kLimits, 1025),
+                         "workspace_bytes is 1024; step 99 needs 1025 for this shape", std::invalid_argument);
+    good.args.workspace = good.memory[6] + 160;
+    CHECK_THROWS_WITH_AS(check_arguments(good.args, kLimits, 1024),
+                         "dq overlaps workspace in memory; outputs need memory of their own",
+                         std::invalid_argument);
+}
+
+TEST_CASE("the bytes of a workspace are a product that may not overflow") {
+    constexpr std::int64_t kHuge = std::int64_t{1} << 40;
+    CHECK(checked_bytes({3, 5, 7}) == 105);
+    CHECK(checked_bytes({kHuge, 1 << 22}) == std::int64_t{1} << 62);
+    CHECK(checked_bytes({kHuge, kHuge, 0}) == 0);
+    CHECK_THROWS_AS(checked_bytes({kHuge, kHuge}), std::invalid_argument);
+}
+
+TEST_CASE("idle strides of a backward call become 0, the others stay") {
+    GoodBackwardCall good;
+    good.args.shape = {1, 4, 1, 1, 6, 8};
+    const auto tidy = without_idle_strides(good.args);
+    for (const auto* view : {&tidy.q, &tidy.o, &tidy.d_o}) {
+        CHECK(view->stride_batch == 0);
+        CHECK(view->stride_head == 40);
+        CHECK(view->stride_row == 0);
+    }
+    for (const auto* view : {&tidy.dk, &tidy.dv}) {
+        CHECK(view->stride_batch == 0);
+        CHECK(view->stride_head == 0);
+        CHECK(view->stride_row == 8);
+    }
+    CHECK(tidy.k.stride_row == 8);
+    CHECK(tidy.v.stride_head == 0);
+    CHECK(tidy.dq.stride_head == 40);
+    CHECK(tidy.dq.stride_row == 0);
 }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "common/testing/conformance.hpp"
+#include "forgiving_buffer.hpp"
 
 using namespace flash;
 using namespace flash::testing;
@@ -139,20 +140,6 @@ template <class T, Mistake kMistake> void attention(const ForwardArgs<T>& args) 
                     const_cast<T*>(q)[0] = from_float<T>(scale * to_float(q[0]));
             }
 }
-
-// Memory that forgives reads beyond the end, as the memory of a GPU often does: the values read are finite.
-template <class T> class ForgivingBuffer {
-  public:
-    explicit ForgivingBuffer(std::size_t n) : size_(n), memory_(n + 65536) {}
-    T* data() { return memory_.data(); }
-    std::size_t size() const { return size_; }
-    void copy_from_host(const T* from) { std::copy_n(from, size_, memory_.data()); }
-    void copy_to_host(T* to) const { std::copy_n(memory_.data(), size_, to); }
-
-  private:
-    std::size_t size_;
-    std::vector<T> memory_;
-};
 
 const Capabilities kCan{.step = "an attention with a mistake", .max_work = 400'000};
 
