@@ -1,0 +1,357 @@
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "attention.hpp"
+#include "backward_parts.hpp"
+#include "backward_tiles.hpp"
+#include "common/argument_checks.hpp"
+#include "common/gpu/device.hpp"
+#include "common/gpu/gpu.hpp"
+#include "common/gpu/tile.hpp"
+#include "head_dims.hpp"
+
+namespace flash::step09 {
+namespace {
+
+using gpu::along_row;
+using gpu::ldmatrix_x4_trans;
+using gpu::mma_m16n8k16;
+using gpu::swizzled;
+
+// One block: BLOCK_KV keys of one key head, against every query that sees one of them, a tile of BLOCK_Q at a
+// time. Every product has keys as rows, so that P^T and dS^T go from accumulators straight into the next
+// product; only dQ, which sums over the keys of all warps, needs dS in shared memory.
+//
+// PAIRED: dK and dV of 32 keys and 128 columns are more than the registers of one warp, so two warps share
+// the keys: the first rebuilds P and sums dV, the second makes dS and sums dK.
+template <class T, int HEAD_DIM, int BLOCK_Q, int BLOCK_KV, int WARPS, int STAGES, int BLOCKS_PER_SM,
+          bool PAIRED, bool ADD_DQ>
+__global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
+    backward_kernel(BackwardArgs<T> args, RowData rows, int diagonal, int heads_per_group) {
+    constexpr int GROUPS = PAIRED ? WARPS / 2 : WARPS;  // of warps that share keys
+    constexpr int WARP_KEYS = BLOCK_KV / GROUPS;
+    constexpr int M_TILES = WARP_KEYS / 16;
+    constexpr int ROW_BYTES = HEAD_DIM * 2;
+    constexpr int KV_TILE_BYTES = BLOCK_KV * ROW_BYTES;
+    constexpr int Q_TILE_BYTES = BLOCK_Q * ROW_BYTES;
+    constexpr int STAGE_BYTES = 2 * Q_TILE_BYTES + BLOCK_Q * 8;  // Q, dO, row_shift, delta
+    constexpr int DS_BYTES = BLOCK_KV * BLOCK_Q * 2;
+    constexpr int DQ_COLUMNS = HEAD_DIM * BLOCK_Q / 32 / WARPS;  // a warp's share of dQ is 32 rows of these
+    static_assert(WARP_KEYS % 16 == 0 && BLOCK_Q % 32 == 0 && DQ_COLUMNS % 16 == 0);
+    const Shape& shape = args.shape;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    // From lane 0, so that the compiler knows that it is the same for the whole warp.
+    const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
+    const int group = warp % GROUPS;
+    const bool sums_dv = !PAIRED || warp < GROUPS;
+    const bool sums_dk = !PAIRED || warp >= GROUPS;
+
+    // Which tile of which key head. The first keys are seen by the most queries: they start first.
+    const int tiles_kv = (shape.len_kv + BLOCK_KV - 1) / BLOCK_KV;
+    const int block = static_cast<int>(blockIdx.x);
+    const int first_head = block / (tiles_kv * heads_per_group) * heads_per_group;
+    const int group_heads = min(heads_per_group, shape.batch * shape.heads_kv - first_head);
+    const int head_index = first_head + (block - first_head * tiles_kv) % group_heads;
+    const int first_key = (block - first_head * tiles_kv) / group_heads * BLOCK_KV;
+    const int b = head_index / shape.heads_kv;
+    const int head_kv = head_index % shape.heads_kv;
+
+    // Query tiles [0, first_tile) see none of these keys; [first_tile, first_full) straddle the diagonal and
+    // need the mask, as do all when the keys end inside the tile. Every query head of the group is walked.
+    const int queries_per_kv = shape.heads_q / shape.heads_kv;
+    const int tiles_q = (shape.len_q + BLOCK_Q - 1) / BLOCK_Q;
+    const int first_tile = min(tiles_q, max(0, first_key - diagonal) / BLOCK_Q);
+    const int first_full = first_key + BLOCK_KV > shape.len_kv
+                               ? tiles_q
+                               : (max(0, first_key + BLOCK_KV - 1 - diagonal) + BLOCK_Q - 1) / BLOCK_Q;
+    const int iterations = (tiles_q - first_tile) * queries_per_kv;
+
+    const std::uint32_t k_smem = gpu::smem_address(gpu::dynamic_smem<T>());  // BLOCK_KV x HEAD_DIM
+    const std::uint32_t v_smem = k_smem + KV_TILE_BYTES;                     // BLOCK_KV x HEAD_DIM
+    // STAGES x (Q, dO: BLOCK_Q x HEAD_DIM; row shift, delta: BLOCK_Q)
+    const std::uint32_t stages_smem = v_smem + KV_TILE_BYTES;
+    const std::uint32_t ds_smem = stages_smem + STAGES * STAGE_BYTES;  // 2 x BLOCK_KV x BLOCK_Q
+    std::byte* const smem = gpu::dynamic_smem<std::byte>();            // the same memory, for plain accesses
+    std::byte* const p_exchange = smem + (ds_smem - k_smem) + (ADD_DQ ? 2 * DS_BYTES : 0) +
+                                  group * (WARP_KEYS * BLOCK_Q * 2) + lane * 16;
+    copy_tile<HEAD_DIM, BLOCK_KV, WARPS * 32>(k_smem, args.k, b, head_kv, first_key, shape.len_kv,
+                                              shape.head_dim);
+    copy_tile<HEAD_DIM, BLOCK_KV, WARPS * 32>(v_smem, args.v, b, head_kv, first_key, shape.len_kv,
+                                              shape.head_dim);
+
+    // The next query tile to copy.
+    int copy_stage = 0;
+    int copy_head = head_kv * queries_per_kv;
+    int copy_tile_q = first_tile;
+    const auto copy_next_queries = [&] {
+        if (copy_head < (head_kv + 1) * queries_per_kv && copy_tile_q < tiles_q) {
+            const std::uint32_t stage_smem = stages_smem + copy_stage * STAGE_BYTES;
+            const int first_row = copy_tile_q * BLOCK_Q;
+            copy_tile<HEAD_DIM, BLOCK_Q, WARPS * 32>(stage_smem, args.q, b, copy_head, first_row, shape.len_q,
+                                                     shape.head_dim);
+            copy_tile<HEAD_DIM, BLOCK_Q, WARPS * 32>(stage_smem + Q_TILE_BYTES, args.d_o, b, copy_head,
+                                                     first_row, shape.len_q, shape.head_dim);
+            const int chunk = static_cast<int>(threadIdx.x);
+            if (chunk < BLOCK_Q / 2) {
+                const float* const values = chunk < BLOCK_Q / 4 ? rows.row_shift : rows.delta;
+                gpu::cp_async_16(
+                    stage_smem + 2 * Q_TILE_BYTES + chunk * 16,
+                    values + rows.index(shape, b, copy_head, first_row) + chunk % (BLOCK_Q / 4) * 4, 16);
+            }
+            copy_stage = copy_stage + 1 == STAGES ? 0 : copy_stage + 1;
+            if (++copy_tile_q == tiles_q) {
+                copy_tile_q = first_tile;
+                ++copy_head;
+            }
+        }
+        gpu::cp_async_commit();
+    };
+    for (int stage = 0; stage < STAGES - 1; ++stage) copy_next_queries();
+
+    // dQ += dS K for 32 queries and DQ_COLUMNS columns of the tile that begins at `row`, whose dS every warp
+    // has written. The sums lie in fragment order: a warp's accumulators side by side, 16 bytes a lane.
+    const int dq_row = warp % (BLOCK_Q / 32) * 32;
+    const int dq_chunk = warp / (BLOCK_Q / 32) * (DQ_COLUMNS / 8);
+    const std::uint32_t dq_ds_smem = along_row<BLOCK_Q>(ds_smem + b_offset<BLOCK_Q>(lane), dq_row / 8);
+    const std::uint32_t dq_k_smem = along_row<HEAD_DIM>(k_smem + a_offset<HEAD_DIM>(lane), dq_chunk);
+    const auto add_dq = [&](int iteration, std::int64_t row) {
+        float dq[2][DQ_COLUMNS / 8][4] = {};
+#pragma unroll
+        for (int k = 0; k < BLOCK_KV / 16; ++k) {
+            std::uint32_t ds_frag[2][4];
+#pragma unroll
+            for (int m = 0; m < 2; ++m) {
+                ldmatrix_x4_trans(ds_frag[m], along_row<BLOCK_Q>(dq_ds_smem, 2 * m) +
+                                                  iteration % 2 * DS_BYTES + k * 16 * BLOCK_Q * 2);
+            }
+#pragma unroll
+            for (int n = 0; n < DQ_COLUMNS / 16; ++n) {
+                std::uint32_t k_frag[4];
+                ldmatrix_x4_trans(k_frag, along_row<HEAD_DIM>(dq_k_smem, 2 * n) + k * 16 * ROW_BYTES);
+#pragma unroll
+                for (int m = 0; m < 2; ++m) {
+                    mma_m16n8k16<T>(dq[m][2 * n], ds_frag[m], k_frag[0], k_frag[1]);
+                    mma_m16n8k16<T>(dq[m][2 * n + 1], ds_frag[m], k_frag[2], k_frag[3]);
+                }
+            }
+        }
+        float* const dq_gmem = rows.dq + (row + dq_row) * HEAD_DIM + (dq_chunk * 32 + lane) * 4;
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+#pragma unroll
+            for (int n = 0; n < DQ_COLUMNS / 8; ++n) {
+                gpu::atomic_add_x4(dq_gmem + m * 16 * HEAD_DIM + n * 128, dq[m][n]);
+            }
+        }
+    };
+
+    float acc[PAIRED ? 1 : 2][M_TILES][HEAD_DIM / 8][4] = {};  // dV; and dK, without the scale
+    auto& dv = acc[0];
+    auto& dk = acc[PAIRED ? 0 : 1];
+    const std::uint32_t own_keys = group * WARP_KEYS * ROW_BYTES + a_offset<HEAD_DIM>(lane);
+    const float scale_log2 = args.scale * kLog2E;
+    const auto walk_tile = [&](int iteration, std::uint32_t q_smem, int first_row, auto masked) {
+        const std::uint32_t do_smem = q_smem + Q_TILE_BYTES;
+        const auto* row_shift =
+            reinterpret_cast<const float2*>(smem + (q_smem - k_smem) + 2 * Q_TILE_BYTES) + lane % 4;
+        const auto* delta = row_shift + BLOCK_Q / 2;
+        std::uint32_t p_frag[M_TILES][BLOCK_Q / 16][4];  // P^T, rounded, as an A operand
+        const auto exchange = [&](int m, int n) {
+            return reinterpret_cast<uint4*>(p_exchange + (m * (BLOCK_Q / 16) + n) * 512);
+        };
+
+        if (sums_dv) {  // P^T = 2^(S^T scale log2(e) - L log2(e)) with S^T = K Q^T, and dV += P^T dO
+            float s[M_TILES][BLOCK_Q / 8][4] = {};
+            multiply_rows<T, HEAD_DIM>(s, k_smem + own_keys, q_smem + b_offset<HEAD_DIM>(lane));
+#pragma unroll
+            for (int n = 0; n < BLOCK_Q / 8; ++n) {
+                const float2 shift = row_shift[n * 4];
+#pragma unroll
+                for (int m = 0; m < M_TILES; ++m) {
+                    if constexpr (masked.value) {
+#pragma unroll
+                        for (int i = 0; i < 4; ++i) {
+                            const int key = first_key + group * WARP_KEYS + m * 16 + lane / 4 + i / 2 * 8;
+                            const int query = first_row + n * 8 + lane % 4 * 2 + i % 2;
+                            if (key > query + diagonal || key >= shape.len_kv) s[m][n][i] = -INFINITY;
+                        }
+                    }
+#pragma unroll
+                    for (int h = 0; h < 2; ++h) {
+                        p_frag[m][n / 2][n % 2 * 2 + h] =
+                            gpu::pack2<T>(gpu::exp2_approx(fmaf(s[m][n][2 * h], scale_log2, shift.x)),
+                                          gpu::exp2_approx(fmaf(s[m][n][2 * h + 1], scale_log2, shift.y)));
+                    }
+                }
+            }
+            if constexpr (PAIRED) {
+#pragma unroll
+                for (int m = 0; m < M_TILES; ++m) {
+#pragma unroll
+                    for (int n = 0; n < BLOCK_Q / 16; ++n) {
+                        const std::uint32_t(&p)[4] = p_frag[m][n];
+                        *exchange(m, n) = make_uint4(p[0], p[1], p[2], p[3]);
+                    }
+                }
+                gpu::named_barrier_arrive(group + 1, 64);
+            }
+            add_product<T, HEAD_DIM>(dv, p_frag, do_smem + a_offset<HEAD_DIM>(lane));
+        }
+
+        if (sums_dk) {  // dS^T = P^T o (dP^T - delta) with dP^T = V dO^T, and dK += dS^T Q
+            float dp[M_TILES][BLOCK_Q / 8][4] = {};
+            multiply_rows<T, HEAD_DIM>(dp, v_smem + own_keys, do_smem + b_offset<HEAD_DIM>(lane));
+            if constexpr (PAIRED) gpu::named_barrier_sync(group + 1, 64);
+            std::uint32_t ds_frag[M_TILES][BLOCK_Q / 16][4];
+            const std::uint32_t ds_offset = ds_smem - k_smem + iteration % 2 * DS_BYTES +
+                                            group * WARP_KEYS * BLOCK_Q * 2 + swizzled<BLOCK_Q>(lane / 4, 0) +
+                                            lane % 4 * 4;
+#pragma unroll
+            for (int n = 0; n < BLOCK_Q / 16; ++n) {
+                // Read before the stores below, which might change it for all the compiler knows.
+                const float2 deltas[2] = {delta[2 * n * 4], delta[(2 * n + 1) * 4]};
+#pragma unroll
+                for (int m = 0; m < M_TILES; ++m) {
+                    if constexpr (PAIRED) {
+                        const uint4 p = *exchange(m, n);
+                        p_frag[m][n][0] = p.x, p_frag[m][n][1] = p.y, p_frag[m][n][2] = p.z,
+                        p_frag[m][n][3] = p.w;
+                    }
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        const float(&dp_pair)[4] = dp[m][2 * n + i / 2];
+                        const float2 p = gpu::unpack2<T>(p_frag[m][n][i]);
+                        ds_frag[m][n][i] = gpu::pack2<T>(p.x * (dp_pair[i % 2 * 2] - deltas[i / 2].x),
+                                                         p.y * (dp_pair[i % 2 * 2 + 1] - deltas[i / 2].y));
+                        if constexpr (ADD_DQ) {
+                            *reinterpret_cast<std::uint32_t*>(
+                                smem + along_row<BLOCK_Q>(ds_offset, 2 * n + i / 2) +
+                                (m * 16 + i % 2 * 8) * BLOCK_Q * 2) = ds_frag[m][n][i];
+                        }
+                    }
+                }
+            }
+            add_product<T, HEAD_DIM>(dk, ds_frag, q_smem + a_offset<HEAD_DIM>(lane));
+        }
+    };
+
+    // One barrier a tile: behind it this tile is there for every thread, dS of the tile before is complete,
+    // and no thread still reads the oldest stage. Half of the warps add dQ of the tile before first, the
+    // other half last: the products of one half run beside the exponentials of the other, and paired warps
+    // that need P find it there.
+    int stage = 0;
+    int tile = first_tile;
+    std::int64_t row = rows.index(shape, b, head_kv * queries_per_kv, first_tile * BLOCK_Q);
+    std::int64_t previous_row = row;
+    const bool dq_first = warp >= WARPS / 2;
+    for (int iteration = 0; iteration < iterations; ++iteration) {
+        gpu::cp_async_wait<STAGES - 2>();
+        __syncthreads();
+        copy_next_queries();
+        if (ADD_DQ && dq_first && iteration > 0) add_dq(iteration - 1, previous_row);
+        const std::uint32_t q_smem = stages_smem + stage * STAGE_BYTES;
+        if (tile < first_full) {
+            walk_tile(iteration, q_smem, tile * BLOCK_Q, std::true_type{});
+        } else {
+            walk_tile(iteration, q_smem, tile * BLOCK_Q, std::false_type{});
+        }
+        if (ADD_DQ && !dq_first && iteration > 0) add_dq(iteration - 1, previous_row);
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
+        previous_row = row;
+        row += BLOCK_Q;
+        if (++tile == tiles_q) {  // on to the next query head
+            tile = first_tile;
+            row += rows.rows_per_head - static_cast<std::int64_t>(tiles_q - first_tile) * BLOCK_Q;
+        }
+    }
+    gpu::cp_async_wait<0>();
+    __syncthreads();
+    if (ADD_DQ && iterations > 0) add_dq(iterations - 1, previous_row);
+    __syncthreads();
+
+    // Through the memory of K and V, which nobody reads any more.
+    const int own_rows = group * WARP_KEYS;
+    if (sums_dv) {
+        store_rows<T, HEAD_DIM>(dv, 1.0f, smem + own_rows * ROW_BYTES, args.dv, b, head_kv,
+                                first_key + own_rows, shape.len_kv, shape.head_dim);
+    }
+    if (sums_dk) {
+        store_rows<T, HEAD_DIM>(dk, args.scale, smem + KV_TILE_BYTES + own_rows * ROW_BYTES, args.dk, b,
+                                head_kv, first_key + own_rows, shape.len_kv, shape.head_dim);
+    }
+}
+
+template <class T, int HEAD_DIM, int BLOCK_Q, int BLOCK_KV, int WARPS, int STAGES, int BLOCKS_PER_SM,
+          bool PAIRED, bool ADD_DQ>
+void launch_tiles(const BackwardArgs<T>& args, const RowData& rows) {
+    const Shape& shape = args.shape;
+    const std::int64_t tiles_kv = (static_cast<std::int64_t>(shape.len_kv) + BLOCK_KV - 1) / BLOCK_KV;
+    const std::int64_t heads = static_cast<std::int64_t>(shape.batch) * shape.heads_kv;
+    if (heads == 0 || tiles_kv == 0) return;
+    constexpr std::int64_t kL2Share = 32 << 20;  // bytes of Q, dO and dQ that may count on staying in L2
+    const std::int64_t head_bytes = std::max<std::int64_t>(1, std::int64_t{8} * shape.len_q * shape.head_dim);
+    const std::int64_t per_group =
+        args.mask.is_causal ? std::clamp<std::int64_t>(kL2Share / head_bytes, 1, heads) : 1;
+    constexpr std::size_t kSharedBytes = 2 * BLOCK_KV * HEAD_DIM * 2 +
+                                         STAGES * (2 * BLOCK_Q * HEAD_DIM * 2 + BLOCK_Q * 8) +
+                                         ((ADD_DQ ? 2 : 0) + (PAIRED ? 1 : 0)) * BLOCK_KV * BLOCK_Q * 2;
+    gpu::launch(backward_kernel<T, HEAD_DIM, BLOCK_Q, BLOCK_KV, WARPS, STAGES, BLOCKS_PER_SM, PAIRED, ADD_DQ>,
+                dim3(checked_grid(heads * tiles_kv, kLimits)), dim3(WARPS * 32), kSharedBytes, args.stream,
+                args, rows, args.mask.kernel_diagonal(shape), static_cast<int>(per_group));
+}
+
+template <class T, int HEAD_DIM, int BLOCK_Q, int BLOCK_KV, int WARPS, int STAGES, int BLOCKS_PER_SM,
+          bool PAIRED>
+void launch_backward(const BackwardArgs<T>& args) {
+    const RowData rows = row_data(args);
+    prepare_rows(args, rows, HEAD_DIM);
+    if (args.deterministic) {
+        launch_tiles<T, HEAD_DIM, BLOCK_Q, BLOCK_KV, WARPS, STAGES, BLOCKS_PER_SM, PAIRED, false>(args, rows);
+        launch_dq(args, rows);
+    } else {
+        launch_tiles<T, HEAD_DIM, BLOCK_Q, BLOCK_KV, WARPS, STAGES, BLOCKS_PER_SM, PAIRED, true>(args, rows);
+        convert_dq(args, rows, HEAD_DIM);
+    }
+}
+
+}  // namespace
+
+std::int64_t backward_workspace_bytes(const Shape& shape, bool deterministic) {
+    return workspace_bytes(shape, deterministic);
+}
+
+// The tile shapes that were fastest for this kernel on an H200; 32 and 96 are not tuned. 128 and 256 have
+// smaller ones for devices with less shared memory for a block.
+template <class T> void attention_backward(const BackwardArgs<T>& caller_args) {
+    check_arguments(caller_args, kLimits,
+                    backward_workspace_bytes(caller_args.shape, caller_args.deterministic));
+    const BackwardArgs<T> args = without_idle_strides(caller_args);
+    const int head_dim = args.shape.head_dim;
+    if constexpr (is_built(32)) {
+        if (head_dim <= 32) return launch_backward<T, 32, 64, 128, 4, 2, 2, false>(args);
+    }
+    if constexpr (is_built(64)) {
+        if (head_dim <= 64) return launch_backward<T, 64, 64, 128, 4, 2, 2, false>(args);
+    }
+    if constexpr (is_built(96)) {
+        if (head_dim <= 96) return launch_backward<T, 96, 64, 96, 6, 2, 1, true>(args);
+    }
+    const std::size_t shared_bytes = gpu::device_info().shared_per_block_optin;
+    if constexpr (is_built(128)) {
+        if (head_dim <= 128 && shared_bytes < 180 * 1024)
+            return launch_backward<T, 128, 32, 64, 4, 2, 2, true>(args);
+        if (head_dim <= 128) return launch_backward<T, 128, 64, 128, 8, 2, 1, true>(args);
+    }
+    if constexpr (is_built(256)) {
+        if (shared_bytes < 218 * 1024) return launch_backward<T, 256, 32, 64, 8, 2, 1, true>(args);
+        return launch_backward<T, 256, 64, 64, 8, 2, 1, true>(args);
+    }
+}
+
+template void attention_backward(const BackwardArgs<fp16>&);
+template void attention_backward(const BackwardArgs<bf16>&);
+
+}  // namespace flash::step09

@@ -1,0 +1,71 @@
+// What backward.cu is put together from: the values per query row that it works with, and the kernels before
+// and after it.
+#pragma once
+
+#include <cstdint>
+
+#include "common/argument_checks.hpp"
+#include "common/attention.hpp"
+#include "common/gpu/gpu.hpp"
+#include "head_dims.hpp"
+
+namespace flash::step09 {
+
+inline constexpr Limits kLimits{"step 09", largest_head_dim(), 8, true};
+inline constexpr float kLog2E = 1.4426950408889634f;
+
+// The workspace: for every query row, fp32 and padded to rows_per_head rows a head.
+//   row_shift  minus L log2(e), so that P = 2^(score log2(e) + row_shift). Minus infinity, which makes P
+//   zero,
+//              for rows past the end and for rows that see no key
+//   delta      rowsum(dO o O)
+//   dq         rows_per_head x HEAD_DIM sums of dS K, not yet scaled, in the order of mma accumulators: 16
+//   rows
+//              and 8 columns are 32 lanes x 4 values. Absent (null) in the deterministic mode.
+struct RowData {
+    float* row_shift;
+    float* delta;
+    float* dq;
+    std::int64_t rows_per_head;
+
+    // Where row `row` of query head `head` lies, in rows.
+    __device__ std::int64_t index(const Shape& shape, int b, int head, int row) const {
+        return (static_cast<std::int64_t>(b) * shape.heads_q + head) * rows_per_head + row;
+    }
+};
+
+inline constexpr std::int64_t kRowPadding = 128;
+
+inline std::int64_t padded_rows(const Shape& shape) {
+    return (static_cast<std::int64_t>(shape.len_q) + kRowPadding - 1) / kRowPadding * kRowPadding;
+}
+
+// dq is laid out for the built head dimension that D is padded to.
+inline int built_head_dim(int head_dim) {
+    int built = 32;
+    while (built < head_dim || !is_built(built)) built += 32;
+    return built;
+}
+
+inline std::int64_t workspace_bytes(const Shape& shape, bool deterministic) {
+    const std::int64_t rows = static_cast<std::int64_t>(shape.batch) * shape.heads_q * padded_rows(shape);
+    return rows * (2 + (deterministic ? 0 : built_head_dim(shape.head_dim))) * 4;
+}
+
+template <class T> RowData row_data(const BackwardArgs<T>& args) {
+    const std::int64_t per_head = padded_rows(args.shape);
+    const std::int64_t rows = static_cast<std::int64_t>(args.shape.batch) * args.shape.heads_q * per_head;
+    float* const workspace = static_cast<float*>(args.workspace);
+    return {workspace, workspace + rows, args.deterministic ? nullptr : workspace + 2 * rows, per_head};
+}
+
+// Fills row_shift and delta, and dq with zeros. head_dim: the built one, which dq is laid out for.
+template <class T> void prepare_rows(const BackwardArgs<T>& args, const RowData& rows, int head_dim);
+
+// dQ = scale * dq, rounded.
+template <class T> void convert_dq(const BackwardArgs<T>& args, const RowData& rows, int head_dim);
+
+// dQ by a pass of its own over the keys, without atomics.
+template <class T> void launch_dq(const BackwardArgs<T>& args, const RowData& rows);
+
+}  // namespace flash::step09
