@@ -355,6 +355,31 @@ TEST_CASE("A16: as the keys grow from 128 to 4096 the bf16 error stays within tw
     }
 }
 
+// Normal values hide it: their sums stay near 0, and so do the errors of rounding them.
+TEST_CASE("A16: the sums of 4096 keys with values of one sign are kept in fp32") {
+    const Edit<bf16> positive = [](ForwardCall<bf16>& call) {
+        set<bf16>(call.v, [](int, int) { return 1.0f; });
+    };
+    CHECK(failure_of<bf16>({"", {1, 1, 1, 8, 4096, 64}}, kDefault<bf16>, positive) == "");
+    CHECK(failure_of<bf16>({"", {1, 1, 1, 8, 4096, 64}}, kSmallTiles<bf16>, positive) == "");
+}
+
+// Scores 0 and -1; the value of the first key is minus what exp(-1) is rounded to.
+TEST_CASE_TEMPLATE("P is rounded to the input type before the second product: rounded weights cancel", T,
+                   fp16, bf16) {
+    const float rounded = to_float(from_float<T>(std::exp(-1.0f)));
+    for (const auto& version : {kDefault<T>, kSmallTiles<T>}) {
+        auto call = flash::testing::make_call<T>({"", {1, 1, 1, 1, 2, 8}}, false);
+        call.scale = 1;
+        set<T>(call.q, [](int, int d) { return d == 0 ? 1.0f : 0.0f; });
+        set<T>(call.k, [](int n, int d) { return d == 0 ? static_cast<float>(-n) : 0.0f; });
+        set<T>(call.v, [rounded](int n, int) { return n == 0 ? -rounded : 1.0f; });
+        flash::testing::execute_on<T, DeviceBuffer>(version.forward)(call, {});
+        const float o = to_float(call.o.memory[static_cast<std::size_t>(call.o.index(0, 0, 0, 0))]);
+        CHECK(o == 0);
+    }
+}
+
 TEST_CASE_TEMPLATE("rows that see no key are zero with L = -inf beside rows that see some", T, float, bf16) {
     for (const auto& version : {kDefault<T>, kSmallTiles<T>})
         for (const int diagonal : {-1, -15, -16, -17, -63, -64, -65, -99})
