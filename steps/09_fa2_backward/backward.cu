@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -11,14 +10,11 @@
 #include "common/gpu/device.hpp"
 #include "common/gpu/gpu.hpp"
 #include "common/gpu/tile.hpp"
-#include "head_dims.hpp"
 
 namespace flash::step09 {
 namespace {
 
 using gpu::along_row;
-using gpu::ldmatrix_x4_trans;
-using gpu::mma_m16n8k16;
 using gpu::swizzled;
 
 // One block: BLOCK_KV keys of one key head, against every query that sees one of them, a tile of BLOCK_Q at a
@@ -124,17 +120,17 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             std::uint32_t ds_frag[2][4];
 #pragma unroll
             for (int m = 0; m < 2; ++m) {
-                ldmatrix_x4_trans(ds_frag[m], along_row<BLOCK_Q>(dq_ds_smem, 2 * m) +
-                                                  iteration % 2 * DS_BYTES + k * 16 * BLOCK_Q * 2);
+                gpu::ldmatrix_x4_trans(ds_frag[m], along_row<BLOCK_Q>(dq_ds_smem, 2 * m) +
+                                                       iteration % 2 * DS_BYTES + k * 16 * BLOCK_Q * 2);
             }
 #pragma unroll
             for (int n = 0; n < DQ_COLUMNS / 16; ++n) {
                 std::uint32_t k_frag[4];
-                ldmatrix_x4_trans(k_frag, along_row<HEAD_DIM>(dq_k_smem, 2 * n) + k * 16 * ROW_BYTES);
+                gpu::ldmatrix_x4_trans(k_frag, along_row<HEAD_DIM>(dq_k_smem, 2 * n) + k * 16 * ROW_BYTES);
 #pragma unroll
                 for (int m = 0; m < 2; ++m) {
-                    mma_m16n8k16<T>(dq[m][2 * n], ds_frag[m], k_frag[0], k_frag[1]);
-                    mma_m16n8k16<T>(dq[m][2 * n + 1], ds_frag[m], k_frag[2], k_frag[3]);
+                    gpu::mma_m16n8k16<T>(dq[m][2 * n], ds_frag[m], k_frag[0], k_frag[1]);
+                    gpu::mma_m16n8k16<T>(dq[m][2 * n + 1], ds_frag[m], k_frag[2], k_frag[3]);
                 }
             }
         }
@@ -152,13 +148,15 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     auto& dv = acc[0];
     auto& dk = acc[PAIRED ? 0 : 1];
     const std::uint32_t own_keys = group * WARP_KEYS * ROW_BYTES + a_offset<HEAD_DIM>(lane);
+    const std::uint32_t own_ds =
+        ds_smem - k_smem + group * WARP_KEYS * BLOCK_Q * 2 + swizzled<BLOCK_Q>(lane / 4, 0) + lane % 4 * 4;
     const float scale_log2 = args.scale * kLog2E;
     const auto walk_tile = [&](int iteration, std::uint32_t q_smem, int first_row, auto masked) {
         const std::uint32_t do_smem = q_smem + Q_TILE_BYTES;
         const auto* row_shift =
             reinterpret_cast<const float2*>(smem + (q_smem - k_smem) + 2 * Q_TILE_BYTES) + lane % 4;
         const auto* delta = row_shift + BLOCK_Q / 2;
-        std::uint32_t p_frag[M_TILES][BLOCK_Q / 16][4];  // P^T, rounded, as an A operand
+        alignas(16) std::uint32_t p_frag[M_TILES][BLOCK_Q / 16][4];  // P^T, rounded, as an A operand
         const auto exchange = [&](int m, int n) {
             return reinterpret_cast<uint4*>(p_exchange + (m * (BLOCK_Q / 16) + n) * 512);
         };
@@ -192,8 +190,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 for (int m = 0; m < M_TILES; ++m) {
 #pragma unroll
                     for (int n = 0; n < BLOCK_Q / 16; ++n) {
-                        const std::uint32_t(&p)[4] = p_frag[m][n];
-                        *exchange(m, n) = make_uint4(p[0], p[1], p[2], p[3]);
+                        *exchange(m, n) = *reinterpret_cast<const uint4*>(p_frag[m][n]);
                     }
                 }
                 gpu::named_barrier_arrive(group + 1, 64);
@@ -206,20 +203,14 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             multiply_rows<T, HEAD_DIM>(dp, v_smem + own_keys, do_smem + b_offset<HEAD_DIM>(lane));
             if constexpr (PAIRED) gpu::named_barrier_sync(group + 1, 64);
             std::uint32_t ds_frag[M_TILES][BLOCK_Q / 16][4];
-            const std::uint32_t ds_offset = ds_smem - k_smem + iteration % 2 * DS_BYTES +
-                                            group * WARP_KEYS * BLOCK_Q * 2 + swizzled<BLOCK_Q>(lane / 4, 0) +
-                                            lane % 4 * 4;
+            const std::uint32_t ds_offset = own_ds + iteration % 2 * DS_BYTES;
 #pragma unroll
             for (int n = 0; n < BLOCK_Q / 16; ++n) {
                 // Read before the stores below, which might change it for all the compiler knows.
                 const float2 deltas[2] = {delta[2 * n * 4], delta[(2 * n + 1) * 4]};
 #pragma unroll
                 for (int m = 0; m < M_TILES; ++m) {
-                    if constexpr (PAIRED) {
-                        const uint4 p = *exchange(m, n);
-                        p_frag[m][n][0] = p.x, p_frag[m][n][1] = p.y, p_frag[m][n][2] = p.z,
-                        p_frag[m][n][3] = p.w;
-                    }
+                    if constexpr (PAIRED) *reinterpret_cast<uint4*>(p_frag[m][n]) = *exchange(m, n);
 #pragma unroll
                     for (int i = 0; i < 4; ++i) {
                         const float(&dp_pair)[4] = dp[m][2 * n + i / 2];
@@ -253,11 +244,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         copy_next_queries();
         if (ADD_DQ && dq_first && iteration > 0) add_dq(iteration - 1, previous_row);
         const std::uint32_t q_smem = stages_smem + stage * STAGE_BYTES;
-        if (tile < first_full) {
-            walk_tile(iteration, q_smem, tile * BLOCK_Q, std::true_type{});
-        } else {
-            walk_tile(iteration, q_smem, tile * BLOCK_Q, std::false_type{});
-        }
+        if (tile < first_full) walk_tile(iteration, q_smem, tile * BLOCK_Q, std::true_type{});
+        if (tile >= first_full) walk_tile(iteration, q_smem, tile * BLOCK_Q, std::false_type{});
         if (ADD_DQ && !dq_first && iteration > 0) add_dq(iteration - 1, previous_row);
         stage = stage + 1 == STAGES ? 0 : stage + 1;
         previous_row = row;
@@ -291,16 +279,13 @@ void launch_tiles(const BackwardArgs<T>& args, const RowData& rows) {
     const std::int64_t tiles_kv = (static_cast<std::int64_t>(shape.len_kv) + BLOCK_KV - 1) / BLOCK_KV;
     const std::int64_t heads = static_cast<std::int64_t>(shape.batch) * shape.heads_kv;
     if (heads == 0 || tiles_kv == 0) return;
-    constexpr std::int64_t kL2Share = 32 << 20;  // bytes of Q, dO and dQ that may count on staying in L2
-    const std::int64_t head_bytes = std::max<std::int64_t>(1, std::int64_t{8} * shape.len_q * shape.head_dim);
-    const std::int64_t per_group =
-        args.mask.is_causal ? std::clamp<std::int64_t>(kL2Share / head_bytes, 1, heads) : 1;
+    const std::int64_t head_bytes = std::int64_t{8} * shape.len_q * shape.head_dim;  // Q, dO and dQ
     constexpr std::size_t kSharedBytes = 2 * BLOCK_KV * HEAD_DIM * 2 +
                                          STAGES * (2 * BLOCK_Q * HEAD_DIM * 2 + BLOCK_Q * 8) +
                                          ((ADD_DQ ? 2 : 0) + (PAIRED ? 1 : 0)) * BLOCK_KV * BLOCK_Q * 2;
     gpu::launch(backward_kernel<T, HEAD_DIM, BLOCK_Q, BLOCK_KV, WARPS, STAGES, BLOCKS_PER_SM, PAIRED, ADD_DQ>,
                 dim3(checked_grid(heads * tiles_kv, kLimits)), dim3(WARPS * 32), kSharedBytes, args.stream,
-                args, rows, args.mask.kernel_diagonal(shape), static_cast<int>(per_group));
+                args, rows, args.mask.kernel_diagonal(shape), heads_per_group(args.mask, head_bytes, heads));
 }
 
 template <class T, int HEAD_DIM, int BLOCK_Q, int BLOCK_KV, int WARPS, int STAGES, int BLOCKS_PER_SM,

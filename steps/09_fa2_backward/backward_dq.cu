@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -142,15 +141,11 @@ void launch(const BackwardArgs<T>& args, const RowData& rows) {
     const std::int64_t tiles_q = (static_cast<std::int64_t>(shape.len_q) + BLOCK_Q - 1) / BLOCK_Q;
     const std::int64_t heads = static_cast<std::int64_t>(shape.batch) * shape.heads_q;
     if (heads == 0 || tiles_q == 0) return;
-    constexpr std::int64_t kL2Share = 32 << 20;  // bytes of K and V that may count on staying in L2
-    const std::int64_t head_bytes =
-        std::max<std::int64_t>(1, std::int64_t{4} * shape.len_kv * shape.head_dim);
-    const std::int64_t per_group =
-        args.mask.is_causal ? std::clamp<std::int64_t>(kL2Share / head_bytes, 1, heads) : 1;
+    const std::int64_t head_bytes = std::int64_t{4} * shape.len_kv * shape.head_dim;  // K and V
     constexpr std::size_t kSharedBytes = (BLOCK_Q + STAGES * BLOCK_KV) * 2 * HEAD_DIM * sizeof(T);
     gpu::launch(dq_kernel<T, HEAD_DIM, BLOCK_Q, BLOCK_KV, WARPS, STAGES, BLOCKS_PER_SM>,
                 dim3(checked_grid(heads * tiles_q, kLimits)), dim3(WARPS * 32), kSharedBytes, args.stream,
-                args, rows, args.mask.kernel_diagonal(shape), static_cast<int>(per_group));
+                args, rows, args.mask.kernel_diagonal(shape), heads_per_group(args.mask, head_bytes, heads));
 }
 
 }  // namespace
@@ -161,7 +156,7 @@ template <class T> void launch_dq(const BackwardArgs<T>& args, const RowData& ro
         if (head_dim <= 32) return launch<T, 32, 128, 32, 4, 3, 2>(args, rows);
     }
     if constexpr (is_built(64)) {
-        if (head_dim <= 64) return launch<T, 64, 128, 32, 4, 3, 2>(args, rows);
+        if (head_dim <= 64) return launch<T, 64, 128, 64, 4, 2, 2>(args, rows);
     }
     if constexpr (is_built(96)) {
         if (head_dim <= 96) return launch<T, 96, 96, 32, 3, 2, 2>(args, rows);

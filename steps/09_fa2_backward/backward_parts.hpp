@@ -2,6 +2,7 @@
 // and after it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "common/argument_checks.hpp"
@@ -57,6 +58,15 @@ template <class T> RowData row_data(const BackwardArgs<T>& args) {
     const std::int64_t rows = static_cast<std::int64_t>(args.shape.batch) * args.shape.heads_q * per_head;
     float* const workspace = static_cast<float*>(args.workspace);
     return {workspace, workspace + rows, args.deterministic ? nullptr : workspace + 2 * rows, per_head};
+}
+
+// Blocks come in groups of heads whose tensors, head_bytes each, fit in L2; in a group the longest blocks
+// start first. Without a mask all blocks are equally long and each head is its own group.
+inline int heads_per_group(const Mask& mask, std::int64_t head_bytes, std::int64_t heads) {
+    constexpr std::int64_t kL2Share = 32 << 20;  // bytes that may count on staying in L2
+    if (!mask.is_causal) return 1;
+    return static_cast<int>(
+        std::clamp<std::int64_t>(kL2Share / std::max<std::int64_t>(1, head_bytes), 1, heads));
 }
 
 // Fills row_shift and delta, and dq with zeros. head_dim: the built one, which dq is laid out for.
