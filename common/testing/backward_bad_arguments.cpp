@@ -45,6 +45,9 @@ template <class T> std::vector<BadArgument<T>> bad_sizes(const Capabilities& can
          [](Args& a) {
              a.shape.batch = a.shape.heads_q = a.shape.heads_kv = kMaxInt;
              a.shape.len_q = kMaxInt / 2;
+             a.dq.stride_row = a.shape.head_dim;
+             a.dq.stride_head = a.dq.stride_row * kMaxInt;
+             a.dq.stride_batch = std::numeric_limits<std::int64_t>::max() / 8 * 8;
          }},
         {"strides whose span overflows", "d_o spans more than 2^63 bytes",
          [](Args& a) { a.d_o.stride_batch = std::int64_t{1} << 62; }},

@@ -179,8 +179,9 @@ template <class T> double largest_difference(const HostTensor<T>& a, const HostT
 template <class T> std::string BackwardFaults<T>::repeated_runs() const {
     constexpr int kRuns = 30;
     const bool large = fits({2, 8, 4, 1024, 1024, 64});
-    const Shape shape = large ? Shape{2, 8, 4, 1024, 1024, 64} : Shape{1, 2, 1, 130, 150, 16};
-    auto call = make(shape, Mask::causal(large ? 0 : 20));
+    // Many key tiles, so that there are sums whose order can differ.
+    const Shape shape = large ? Shape{2, 8, 4, 1024, 1024, 64} : Shape{1, 2, 1, 40, 500, 16};
+    auto call = make(shape, Mask::causal(large ? 0 : 470));
     const auto expected = expect_gradients(call, kSeed);
     for (const bool deterministic : {false, true}) {
         const Call before = in_mode(call, deterministic);
@@ -204,7 +205,7 @@ template <class T> std::string BackwardFaults<T>::repeated_runs() const {
             spread[2] = std::max(spread[2], largest_difference(first.dv, again.dv));
         }
         step_.before_run(0);
-        if (spread[0] + spread[1] + spread[2] > 0)
+        if (!deterministic && (large || spread[0] + spread[1] + spread[2] > 0))
             std::printf(
                 "C7: %s, %d fast runs of %s differ from the first by up to %.2g in dQ (largest %.2g), %.2g "
                 "in "

@@ -20,19 +20,28 @@ std::vector<std::uint32_t> spread_gradients(const BackwardCall<T>& call, bool fa
     lse.copy_from_host(call.lse.data());
     Buffer<std::byte> workspace(call.workspace.size());
     workspace.copy_from_host(call.workspace.data());
-    Regions inputs(far_inputs), outputs(far_outputs);
+    // An output may not lie between another's heads, so each has its own memory.
+    Regions inputs(far_inputs), dq(far_outputs), dk(far_outputs), dv(far_outputs);
     const auto offset_of = [](int slot) { return slot * Regions::kRegion / 8; };
     const auto input = [&](const HostTensor<T>& t, int slot) {
         for (int h = 0; h < 2; ++h)
             inputs.write(h, offset_of(slot), t.memory.data() + t.index(0, h, 0, 0), t.stride_head);
         return TensorView<const T>{inputs.data() + offset_of(slot), 0, inputs.distance(), t.stride_row};
     };
-    const auto output = [&](int slot) {
-        return TensorView<T>{outputs.data() + offset_of(slot), 2 * outputs.distance(), outputs.distance(),
-                             s.head_dim};
+    const auto output = [&](Regions& regions) {
+        return TensorView<T>{regions.data(), 2 * regions.distance(), regions.distance(), s.head_dim};
     };
-    BackwardArgs<T> args{s,          input(call.q, 0),   input(call.k, 1), input(call.v, 2), input(call.o, 3),
-                         lse.data(), input(call.d_o, 4), output(0),        output(1),        output(2)};
+    BackwardArgs<T> args;
+    args.shape = s;
+    args.q = input(call.q, 0);
+    args.k = input(call.k, 1);
+    args.v = input(call.v, 2);
+    args.o = input(call.o, 3);
+    args.d_o = input(call.d_o, 4);
+    args.lse = lse.data();
+    args.dq = output(dq);
+    args.dk = output(dk);
+    args.dv = output(dv);
     args.mask = call.mask;
     args.scale = call.scale;
     args.workspace = workspace.data() + BackwardCall<T>::kWorkspaceGuard;
@@ -40,14 +49,13 @@ std::vector<std::uint32_t> spread_gradients(const BackwardCall<T>& call, bool fa
     args.deterministic = call.deterministic;
     backward(args);
 
-    std::vector<T> region(static_cast<std::size_t>(Regions::kRegion));
     std::vector<std::uint32_t> bits;
-    for (int h = 0; h < 2; ++h) {
-        outputs.read(h, region.data(), Regions::kRegion);
-        for (int slot = 0; slot < 3; ++slot) {
-            const std::int64_t rows = slot == 0 ? s.len_q : s.len_kv;
-            for (std::int64_t at = 0; at < rows * s.head_dim; ++at)
-                bits.push_back(bits_of(region[static_cast<std::size_t>(offset_of(slot) + at)]));
+    for (auto* gradient : {&dq, &dk, &dv}) {
+        std::vector<T> head(static_cast<std::size_t>(gradient == &dq ? s.len_q : s.len_kv) *
+                            static_cast<std::size_t>(s.head_dim));
+        for (int h = 0; h < 2; ++h) {
+            gradient->read(h, head.data(), static_cast<std::int64_t>(head.size()));
+            for (const T x : head) bits.push_back(bits_of(x));
         }
     }
     return bits;

@@ -1,0 +1,168 @@
+#include <cstdint>
+#include <fstream>
+#include <limits>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "attention.hpp"
+#include "backward_cpu.hpp"
+#include "common/gpu/device.hpp"
+#include "common/testing/backward_conformance.hpp"
+#include "common/testing/needs_device.hpp"
+#include "doctest/doctest.h"
+
+using namespace flash;
+using namespace flash::step09;
+using flash::gpu::DeviceBuffer;
+using flash::testing::BackwardCase;
+using flash::testing::HostBuffer;
+using flash::testing::Storage;
+
+namespace {
+
+// What the emulator gets through in seconds; the larger cases run on a GPU.
+flash::testing::Capabilities capabilities() {
+    return {.step = "step 09",
+            .max_head_dim = 256,
+            .head_dim_multiple = 8,
+            .aligned = true,
+            .max_work = gpu::device_info().is_emulator ? 300'000 : 300'000'000'000};
+}
+
+std::int64_t no_workspace(const Shape&, bool /*deterministic*/) {
+    return 0;
+}
+
+// What is wrong with the step's answer to a case, in both modes; empty when nothing is.
+template <class T> std::string failure_of(const BackwardCase& c) {
+    const auto step =
+        flash::testing::backward_step<T, DeviceBuffer>(&attention_backward<T>, &backward_workspace_bytes);
+    auto call = flash::testing::make_backward_call<T>(c, true);
+    const auto expected = flash::testing::expect_gradients(call, c.forward.seed);
+    for (const bool deterministic : {false, true}) {
+        call.choose_mode(deterministic, backward_workspace_bytes(call.shape, deterministic));
+        auto run = call;
+        step.execute(run, {});
+        const auto judgement = flash::testing::judge(call, run, expected, c.forward.pattern);
+        if (!judgement.failure.empty())
+            return flash::testing::describe(c, dtype_name<T>(), deterministic) + ": " + judgement.failure;
+    }
+    return "";
+}
+
+std::string text_of(const std::string& path) {
+    std::ifstream file(std::string(FLASH_STEPS_ROOT_DIR) + "/steps/" + path);
+    REQUIRE(file);
+    std::ostringstream text;
+    text << file.rdbuf();
+    return text.str();
+}
+
+std::string replaced(std::string text, const std::string& from, const std::string& to) {
+    for (std::size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size()))
+        text.replace(at, from.size(), to);
+    return text;
+}
+
+}  // namespace
+
+// ---------------------------------------------------------------------------------------------------------
+// On the CPU
+
+TEST_CASE("the tiled backward on the CPU fulfils the contract") {
+    flash::testing::run_backward_conformance<float, HostBuffer>({.step = "step 09 on the CPU"},
+                                                                &attention_backward_cpu, &no_workspace);
+}
+TEST_CASE("the tiled backward on the CPU is right on random shapes") {
+    flash::testing::run_backward_fuzz<float, HostBuffer>({.step = "step 09 on the CPU"},
+                                                         &attention_backward_cpu, &no_workspace);
+}
+TEST_CASE("the tiled backward on the CPU refuses bad arguments and writes nothing") {
+    flash::testing::run_backward_bad_arguments<float, HostBuffer>({.step = "step 09 on the CPU"},
+                                                                  &attention_backward_cpu, &no_workspace);
+}
+TEST_CASE("the tiled backward on the CPU is free of faults others have met") {
+    flash::testing::run_backward_public_faults<float, HostBuffer>({.step = "step 09 on the CPU"},
+                                                                  &attention_backward_cpu, &no_workspace);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// On the GPU or the emulator
+
+TEST_CASE_TEMPLATE("the backward fulfils the contract in both modes", T, fp16, bf16) {
+    flash::testing::run_backward_conformance<T, DeviceBuffer>(capabilities(), &attention_backward<T>,
+                                                              &backward_workspace_bytes);
+}
+TEST_CASE_TEMPLATE("the backward is right on random shapes", T, fp16, bf16) {
+    flash::testing::run_backward_fuzz<T, DeviceBuffer>(capabilities(), &attention_backward<T>,
+                                                       &backward_workspace_bytes);
+}
+TEST_CASE_TEMPLATE("the backward refuses bad arguments and writes nothing", T, fp16, bf16) {
+    flash::testing::run_backward_bad_arguments<T, DeviceBuffer>(capabilities(), &attention_backward<T>,
+                                                                &backward_workspace_bytes);
+}
+TEST_CASE_TEMPLATE("the backward is free of faults others have met", T, fp16, bf16) {
+    flash::testing::run_backward_public_faults<T, DeviceBuffer>(capabilities(), &attention_backward<T>,
+                                                                &backward_workspace_bytes);
+}
+
+TEST_CASE("a workspace is stated in bytes, does not depend on Nk, and is refused where it cannot be") {
+    for (const bool deterministic : {false, true}) {
+        const std::int64_t bytes = backward_workspace_bytes({2, 4, 2, 1000, 1000, 64}, deterministic);
+        CHECK(bytes > 2 * 4 * 1000 * 4);
+        CHECK(backward_workspace_bytes({2, 4, 2, 1000, 1'000'000, 64}, deterministic) == bytes);
+        CHECK(backward_workspace_bytes({0, 4, 2, 1000, 1000, 64}, deterministic) == 0);
+        CHECK_THROWS_AS(backward_workspace_bytes({-1, 4, 2, 1000, 1000, 64}, deterministic),
+                        std::invalid_argument);
+        CHECK_THROWS_AS(backward_workspace_bytes({1, 1, 1, 1, 1, 264}, deterministic), std::invalid_argument);
+        const int most = std::numeric_limits<int>::max();
+        CHECK_THROWS_AS(backward_workspace_bytes({most, most, most, 1, 1, 8}, deterministic),
+                        std::invalid_argument);
+    }
+    CHECK(backward_workspace_bytes({1, 1, 1, 64, 64, 64}, true) <
+          backward_workspace_bytes({1, 1, 1, 64, 64, 64}, false));
+}
+
+TEST_CASE_TEMPLATE("every head dimension that is a multiple of 8 up to 256 is right", T, fp16, bf16) {
+    for (int head_dim = 8; head_dim <= 256; head_dim += 8)
+        CHECK(failure_of<T>({{"", {1, 1, 1, 17, 40, head_dim}, Mask::causal(20), Storage::kPadded}}) == "");
+}
+
+TEST_CASE_TEMPLATE("the backward is right at sizes with several tiles each way", T, fp16, bf16) {
+    const auto top_left = Mask::causal_top_left();
+    CHECK(failure_of<T>({{"", {1, 2, 1, 200, 270, 64}, Mask::causal(70), Storage::kMixed}}) == "");
+    CHECK(failure_of<T>({{"", {1, 1, 1, 270, 140, 128}, top_left, Storage::kPadded}}) == "");
+    CHECK(failure_of<T>({{"", {1, 1, 1, 100, 140, 256}, top_left}}) == "");
+}
+
+TEST_CASE_TEMPLATE("rows that see no key have zero gradients wherever the diagonal crosses a tile", T, fp16,
+                   bf16) {
+    for (const int diagonal : {-1, -16, -31, -32, -33, -64, -65, -127, -128, -130}) {
+        CHECK(failure_of<T>({{"", {1, 1, 1, 140, 150, 64}, Mask::causal(diagonal), Storage::kPadded}}) == "");
+    }
+    CHECK(failure_of<T>({{"", {1, 1, 1, 140, 150, 128}, Mask::causal(-100)}}) == "");
+}
+
+TEST_CASE_TEMPLATE("the diagonal may cross a tile at any key", T, fp16, bf16) {
+    for (const int head_dim : {64, 128, 256}) {
+        for (const int diagonal : {-33, -1, 0, 1, 31, 63, 64, 66, 127}) {
+            if (head_dim == 256 && diagonal > 1) continue;
+            CHECK(failure_of<T>({{"", {1, 1, 1, 70, 140, head_dim}, Mask::causal(diagonal)}}) == "");
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Forward and backward together
+
+TEST_CASE("forward.cu and head_dims.hpp are step 08's but for the step's number") {
+    for (const auto& [mine, theirs] :
+         {std::pair{"forward.cu", "attention.cu"}, {"head_dims.hpp", "head_dims.hpp"}}) {
+        std::string text = text_of(std::string("09_fa2_backward/") + mine);
+        CHECK(text.find("step09") != std::string::npos);
+        text = replaced(replaced(text, "step09", "step08"), "step 09", "step 08");
+        CHECK((text == text_of(std::string("08_fa2_forward/") + theirs)));
+    }
+}
