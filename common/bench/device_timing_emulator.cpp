@@ -23,9 +23,7 @@ double measure_clock_mhz() {
 }
 
 std::vector<Metric> count_device_work(const std::function<void()>& call) {
-    simt::reset();
-    call();
-    const simt::Counters c = simt::total();
+    const simt::Counters c = simt::count(call);
     std::vector<Metric> metrics;
     const auto add = [&metrics](const char* name, const char* unit, std::uint64_t count) {
         metrics.push_back({name, unit, exactly(static_cast<double>(count))});
@@ -36,13 +34,18 @@ std::vector<Metric> count_device_work(const std::function<void()>& call) {
             c.global_load_bytes_distinct_per_block + c.global_store_bytes_distinct_per_block);
         add("traffic_per_launch", "bytes",
             c.global_load_bytes_distinct_per_launch + c.global_store_bytes_distinct_per_launch);
+        add("requests", "", c.global_load_requests + c.global_store_requests);
+        add("sectors", "", c.global_load_sectors + c.global_store_sectors);
+        add("shared_bytes", "bytes", c.shared_load_bytes + c.shared_store_bytes);
+        add("shared_requests", "", c.shared_load_requests + c.shared_store_requests);
+        add("shared_bank_conflicts", "", c.shared_bank_conflicts);
     }
     add("launches", "", c.launches);
     add("barriers", "", c.barriers);
     if (c.mma > 0) add("mma", "", c.mma);
     if (c.ldmatrix > 0) add("ldmatrix", "", c.ldmatrix);
     if (c.exp2 > 0) add("exp2", "", c.exp2);
-    if (c.shared_bank_conflicts > 0) add("shared_bank_conflicts", "", c.shared_bank_conflicts);
+    if (c.atomics > 0) add("atomics", "", c.atomics);
     return metrics;
 }
 

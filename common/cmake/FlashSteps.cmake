@@ -121,6 +121,8 @@ function(flash_device_sources)
     set(options -x c++)
     if(NOT FLASH_STEPS_SANITIZE)
         list(APPEND options -fsanitize=thread -DFLASH_STEPS_HOOKS)
+        # So that the emulator's reports can name the source line.
+        list(APPEND options -g1 -fno-optimize-sibling-calls)
         if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
             list(APPEND options -mllvm -tsan-instrument-func-entry-exit=0)
         else()

@@ -38,6 +38,7 @@ std::uint32_t shared_offset(const void* smem) {
 
 void cp_async(std::uint32_t shared, const void* source, int bytes) {
     const RuntimeScope scope;
+    machine.site = __builtin_return_address(0);
     Thread& thread = *machine.running;
     const auto from = reinterpret_cast<std::uintptr_t>(source);
     const std::uintptr_t to = machine.shared_begin + shared;
@@ -45,15 +46,17 @@ void cp_async(std::uint32_t shared, const void* source, int bytes) {
         fail([=] { return "cp.async of " + std::to_string(bytes) + " bytes; it copies 0 to 16"; });
     if (shared % kRow != 0) fail_misaligned(Access::kWrite, kRow, to);
     if (from % kRow != 0) fail_misaligned(Access::kRead, kRow, from);
-    if (bytes > 0) {
-        access_memory(machine, from, static_cast<std::size_t>(bytes), Access::kRead);
-        machine.counters.cp_async_bytes += static_cast<std::uint64_t>(bytes);
-    }
+    const auto copied = static_cast<std::size_t>(bytes);
+    if (bytes > 0) access_memory(machine, from, copied, Access::kRead);
+    machine.counters.cp_async_bytes += copied;
     access_shared(machine, to, kRow, Access::kWrite);
+    if (machine.notes_accesses) {
+        if (bytes > 0) note_access(from, copied, Access::kRead, machine.site);
+        note_access(to, kRow, Access::kWrite, machine.site);
+    }
     mark_row(shared, kMaxStamp, kInFlight);
     std::memset(reinterpret_cast<void*>(to), 0xff, kRow);  // NaN, whoever reads it all the same
     thread.copies.push_back({shared, bytes, source, thread.committed_groups});
-    note_async_row(thread, shared);
 }
 
 void abandon_copies(Thread& thread) {

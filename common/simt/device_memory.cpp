@@ -31,7 +31,8 @@ std::map<std::uintptr_t, std::size_t> allocations;  // begin, exact size
 std::size_t allocated_bytes = 0;                    // by all of them
 std::uintptr_t next_place = 0;
 
-// Half of the host's memory: what is known about a byte takes a byte of its own.
+// Half of the host's memory. What is known about bytes takes five times as much, but only where they are
+// used.
 std::size_t memory_size() {
     return static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) *
            static_cast<std::size_t>(sysconf(_SC_PAGE_SIZE)) / 2;
@@ -41,16 +42,17 @@ std::size_t memory_size() {
 // taken.
 void reserve_arena() {
     for (std::size_t bytes = std::size_t{1} << 40; bytes >= std::size_t{1} << 30; bytes >>= 1) {
-        void* data = reserve(bytes);
-        void* lines = data == nullptr ? nullptr : reserve(bytes / kLineBytes * sizeof(Line));
-        if (lines != nullptr) {
-            arena = {reinterpret_cast<std::uintptr_t>(data), bytes, static_cast<Line*>(lines)};
+        // Bytes, lines and cells in one piece.
+        const std::size_t line_bytes = bytes / kLineBytes * sizeof(Line),
+                          cell_bytes = bytes / 2 * sizeof(Cell);
+        if (auto* data = static_cast<std::byte*>(reserve(bytes + line_bytes + cell_bytes))) {
+            arena = {reinterpret_cast<std::uintptr_t>(data), bytes, reinterpret_cast<Line*>(data + bytes),
+                     reinterpret_cast<Cell*>(data + bytes + line_bytes)};
             next_place = arena.begin;
             return;
         }
-        if (data != nullptr) munmap(data, bytes);
     }
-    throw gpu::DeviceError("the emulator could not reserve 2 GiB of address space for device memory");
+    throw gpu::DeviceError("the emulator could not reserve 6 GiB of address space for device memory");
 }
 
 std::size_t round_up(std::size_t n, std::size_t multiple) {
@@ -100,11 +102,12 @@ std::uintptr_t place_allocation(std::size_t bytes) {
     return find_place(bytes);
 }
 
-// The pages go back to the system and read as fresh ones, data and lines: later accesses are errors.
+// The pages go back to the system and read as fresh ones, bytes, lines and cells: later accesses are errors.
 void return_pages(std::uintptr_t begin, std::size_t bytes) {
+    const std::size_t place = begin - arena.begin;
     madvise(reinterpret_cast<void*>(begin), bytes, MADV_DONTNEED);
-    madvise(arena.lines + (begin - arena.begin) / kLineBytes, bytes / kLineBytes * sizeof(Line),
-            MADV_DONTNEED);
+    madvise(arena.lines + place / kLineBytes, bytes / kLineBytes * sizeof(Line), MADV_DONTNEED);
+    madvise(arena.cells + place / 2, bytes / 2 * sizeof(Cell), MADV_DONTNEED);
 }
 
 // Refuses bytes that do not lie in one allocation. The caller holds the mutex.

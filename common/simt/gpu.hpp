@@ -20,7 +20,6 @@ inline constexpr const uint3& threadIdx = flash::simt::built_ins.thread_idx;
 inline constexpr const uint3& blockIdx = flash::simt::built_ins.block_idx;
 inline constexpr const dim3& blockDim = flash::simt::built_ins.block_dim;
 inline constexpr const dim3& gridDim = flash::simt::built_ins.grid_dim;
-inline constexpr int warpSize = 32;
 
 inline void __syncthreads(flash::simt::Site site = flash::simt::Site::here()) {
     flash::simt::sync_block(site);
@@ -38,8 +37,9 @@ template <class T> T shuffle_from(std::uint32_t mask, T value, int source_lane, 
     return std::bit_cast<T>(static_cast<Bits>(result));
 }
 // A lane keeps its own value when the source lies outside its segment of width lanes.
-inline int source_in_segment(int source, int width) {
-    return source / width == lane_id() / width && source >= 0 ? source : lane_id();
+template <class T> T shuffle_in_segment(std::uint32_t mask, T value, int source, int width, Site site) {
+    const bool inside = source / width == lane_id() / width && source >= 0;
+    return shuffle_from(mask, value, inside ? source : lane_id(), site);
 }
 
 }  // namespace flash::simt
@@ -53,22 +53,19 @@ T __shfl_sync(unsigned mask, T value, int source, int width = 32,
 template <class T>
 T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32,
                   flash::simt::Site site = flash::simt::Site::here()) {
-    const int source = flash::simt::source_in_segment(flash::simt::lane_id() ^ lane_mask, width);
-    return flash::simt::shuffle_from(mask, value, source, site);
+    return flash::simt::shuffle_in_segment(mask, value, flash::simt::lane_id() ^ lane_mask, width, site);
 }
 template <class T>
 T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32,
                    flash::simt::Site site = flash::simt::Site::here()) {
-    const int source =
-        flash::simt::source_in_segment(flash::simt::lane_id() + static_cast<int>(delta), width);
-    return flash::simt::shuffle_from(mask, value, source, site);
+    const int source = flash::simt::lane_id() + static_cast<int>(delta);
+    return flash::simt::shuffle_in_segment(mask, value, source, width, site);
 }
 template <class T>
 T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32,
                  flash::simt::Site site = flash::simt::Site::here()) {
-    const int source =
-        flash::simt::source_in_segment(flash::simt::lane_id() - static_cast<int>(delta), width);
-    return flash::simt::shuffle_from(mask, value, source, site);
+    const int source = flash::simt::lane_id() - static_cast<int>(delta);
+    return flash::simt::shuffle_in_segment(mask, value, source, width, site);
 }
 inline unsigned __ballot_sync(unsigned mask, int predicate,
                               flash::simt::Site site = flash::simt::Site::here()) {
@@ -93,14 +90,13 @@ requires std::is_arithmetic_v<T> T max(T a, T b) {
     return a > b ? a : b;
 }
 inline float __expf(float x) {
-    return expf(x);
+    return flash::simt::counted_exp(x);
 }
-inline float rsqrtf(float x) {
-    return 1.0f / sqrtf(x);
+namespace flash {
+inline float expf(float x) {  // found before the C library's, so that it counts
+    return simt::counted_exp(x);
 }
-inline float __fmaf_rn(float a, float b, float c) {
-    return fmaf(a, b, c);
-}
+}  // namespace flash
 
 namespace flash::gpu {
 

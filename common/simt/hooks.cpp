@@ -10,20 +10,25 @@ namespace {
 
 using flash::simt::Access;
 
-template <std::size_t kBytes> inline void aligned(const void* address, Access access) {
+template <std::size_t kBytes> inline void aligned(const void* address, Access access, const void* site) {
     flash::simt::Machine* m = flash::simt::active;
     if (m == nullptr) return;
     const auto place = reinterpret_cast<std::uintptr_t>(address);
-    if (place % kBytes != 0) [[unlikely]]
-        flash::simt::fail_misaligned(access, kBytes, place);
-    if (flash::simt::is_ordinary<kBytes>(*m, place, access)) [[likely]]
+    if (m->notes_accesses) [[unlikely]]
+        flash::simt::note_access(place, kBytes, access, site);
+    if (place % kBytes == 0 && flash::simt::is_ordinary<kBytes>(*m, place, access)) [[likely]]
         return;
+    m->site = site;
+    if (place % kBytes != 0) flash::simt::fail_misaligned(access, kBytes, place);
     flash::simt::access_memory(*m, place, kBytes, access);
 }
 
-inline void any(const void* address, std::size_t bytes, Access access) {
+inline void any(const void* address, std::size_t bytes, Access access, const void* site) {
     flash::simt::Machine* m = flash::simt::active;
     if (m == nullptr || bytes == 0) return;
+    m->site = site;
+    if (m->notes_accesses)
+        flash::simt::note_access(reinterpret_cast<std::uintptr_t>(address), bytes, access, site);
     flash::simt::access_memory(*m, reinterpret_cast<std::uintptr_t>(address), bytes, access);
 }
 
@@ -31,11 +36,12 @@ inline void any(const void* address, std::size_t bytes, Access access) {
 
 // Names are the compilers' business, so a macro makes them.
 // clang-format off
+#define FLASH_SITE __builtin_return_address(0)
 #define FLASH_HOOKS(bytes)                                                                         \
-    void __tsan_read##bytes(void* p) { aligned<bytes>(p, Access::kRead); }                         \
-    void __tsan_write##bytes(void* p) { aligned<bytes>(p, Access::kWrite); }                       \
-    void __tsan_unaligned_read##bytes(void* p) { any(p, bytes, Access::kRead); }                   \
-    void __tsan_unaligned_write##bytes(void* p) { any(p, bytes, Access::kWrite); }
+    void __tsan_read##bytes(void* p) { aligned<bytes>(p, Access::kRead, FLASH_SITE); }             \
+    void __tsan_write##bytes(void* p) { aligned<bytes>(p, Access::kWrite, FLASH_SITE); }           \
+    void __tsan_unaligned_read##bytes(void* p) { any(p, bytes, Access::kRead, FLASH_SITE); }       \
+    void __tsan_unaligned_write##bytes(void* p) { any(p, bytes, Access::kWrite, FLASH_SITE); }
 
 // std::atomic and the guards of local statics, which only host code uses.
 #define FLASH_ATOMICS(bits, T)                                                                     \
@@ -65,23 +71,23 @@ FLASH_HOOKS(4)
 FLASH_HOOKS(8)
 FLASH_HOOKS(16)
 void __tsan_read_range(void* p, std::size_t bytes) {
-    any(p, bytes, Access::kRead);
+    any(p, bytes, Access::kRead, FLASH_SITE);
 }
 void __tsan_write_range(void* p, std::size_t bytes) {
-    any(p, bytes, Access::kWrite);
+    any(p, bytes, Access::kWrite, FLASH_SITE);
 }
 void* __tsan_memcpy(void* to, const void* from, std::size_t bytes) {
-    any(from, bytes, Access::kRead);
-    any(to, bytes, Access::kWrite);
+    any(from, bytes, Access::kRead, FLASH_SITE);
+    any(to, bytes, Access::kWrite, FLASH_SITE);
     return std::memcpy(to, from, bytes);
 }
 void* __tsan_memmove(void* to, const void* from, std::size_t bytes) {
-    any(from, bytes, Access::kRead);
-    any(to, bytes, Access::kWrite);
+    any(from, bytes, Access::kRead, FLASH_SITE);
+    any(to, bytes, Access::kWrite, FLASH_SITE);
     return std::memmove(to, from, bytes);
 }
 void* __tsan_memset(void* to, int value, std::size_t bytes) {
-    any(to, bytes, Access::kWrite);
+    any(to, bytes, Access::kWrite, FLASH_SITE);
     return std::memset(to, value, bytes);
 }
 void __tsan_init() {}

@@ -20,19 +20,34 @@ inline constexpr std::size_t kSharedReserve = std::size_t{1} << 20;  // address 
 inline constexpr std::size_t kSharedCapacity = std::size_t{256} * 1024;
 inline constexpr std::size_t kStackBytes = std::size_t{256} * 1024;
 
-// What is known about 64 bytes of device memory, one bit per byte.
+// What is known about 64 bytes of device memory, one bit per byte. Stores include atomics.
 struct alignas(64) Line {
-    std::uint64_t valid;                                               // inside an allocation, once touched
-    std::uint64_t written;                                             // by the host or by any kernel since
-    std::uint64_t load_block, load_launch, store_block, store_launch;  // already counted
-    std::uint64_t block_serial;  // the block that load_block and store_block belong to
+    std::uint64_t valid;                       // inside an allocation, once touched
+    std::uint64_t written;                     // by the host or by any kernel since
+    std::uint64_t load_block, load_earlier;    // by this block, by earlier blocks of the launch
+    std::uint64_t store_block, store_earlier;  // likewise
+    std::uint64_t plain_stores;                // of this launch, by something else than an atomic
+    std::uint64_t block_serial;                // what "this block" means above
 };
 
-// Device memory: one reserved address range, and a Line for every 64 bytes of it. Allocations lie far apart.
+// The latest write and the latest read of 2 bytes of shared or device memory. Both words hold a time stamp in
+// the upper 20 bits and a thread in the lower 10; time is the number of barriers so far, so stamps of a block
+// that has ended are old.
+struct Cell {
+    std::uint32_t write;  // flags: kByAtomic; kInFlight, whose stamp is kMaxStamp
+    std::uint32_t read;   // flags: kReadByWarp (several threads of one warp), kReadByBlock (of several warps)
+};
+inline constexpr std::uint32_t kThreadMask = 0x3ff;
+inline constexpr std::uint32_t kInFlight = 0x400, kByAtomic = 0x800;
+inline constexpr std::uint32_t kReadByWarp = 0x400, kReadByBlock = 0x800;
+inline constexpr std::uint32_t kStampShift = 12, kMaxStamp = (1u << 20) - 1;
+
+// Device memory: one reserved address range, and what is known about it. Allocations lie far apart.
 struct Arena {
     std::uintptr_t begin = 0;
     std::size_t bytes = 0;
-    Line* lines = nullptr;
+    Line* lines = nullptr;  // one for every 64 bytes
+    Cell* cells = nullptr;  // one for every 2 bytes
 };
 extern Arena arena;
 
@@ -41,18 +56,6 @@ inline std::uint64_t bits_of_line(std::uintptr_t address, std::size_t bytes) {
     return (~std::uint64_t{0} >> (kLineBytes - bytes)) << (address % kLineBytes);
 }
 std::uint64_t allocated_bits_of_line(std::uintptr_t address);
-
-// The latest write and the latest read of 2 bytes of shared memory. Both words hold a time stamp in the upper
-// 20 bits and a thread in the lower 10; time is the number of barriers so far, so stamps of a block that has
-// ended are old.
-struct SharedCell {
-    std::uint32_t write;  // flags: kByAtomic; kInFlight, whose stamp is kMaxStamp
-    std::uint32_t read;   // flags: kReadByWarp (several threads of one warp), kReadByBlock (of several warps)
-};
-inline constexpr std::uint32_t kThreadMask = 0x3ff;
-inline constexpr std::uint32_t kInFlight = 0x400, kByAtomic = 0x800;
-inline constexpr std::uint32_t kReadByWarp = 0x400, kReadByBlock = 0x800;
-inline constexpr std::uint32_t kStampShift = 12, kMaxStamp = (1u << 20) - 1;
 
 enum class State : std::uint8_t { kFresh, kReady, kAtBarrier, kAtNamedBarrier, kAtWarpOperation, kExited };
 
@@ -77,6 +80,14 @@ struct PendingCopy {
     std::uint64_t group;
 };
 
+// One access of a thread, until the warp's accesses are counted.
+struct NotedAccess {
+    const void* site;  // the instruction
+    std::uintptr_t address;
+    std::uint32_t bytes;
+    bool is_load;
+};
+
 struct Thread {
     boost::context::detail::fcontext_t context = nullptr;
     std::byte* stack = nullptr;  // lowest address; null before the start and after the end
@@ -90,7 +101,7 @@ struct Thread {
     Acquired acquired;
     std::vector<PendingCopy> copies;
     std::uint64_t committed_groups = 0;
-    std::size_t async_turn = 0;  // its cp.asyncs since the latest barrier
+    std::vector<NotedAccess> accesses;  // since the warp's were counted
     void* asan_fake_stack = nullptr;
 };
 
@@ -98,8 +109,6 @@ struct Warp {
     std::uint32_t ready = 0;    // lanes that can run
     std::uint32_t waiting = 0;  // lanes at a warp operation
     std::uint32_t stamp = 0;    // time of the latest __syncwarp of the whole warp
-    std::vector<std::uint32_t>
-        async_rows;  // shared offsets of its cp.asyncs since the latest barrier, by turn and lane
 };
 
 struct Machine {
@@ -113,7 +122,9 @@ struct Machine {
     Acquired acquired;  // by the running thread
     std::uint32_t thread_id = 0;
     std::uint64_t block_serial = 0, launch_serial = 0;  // first block of the launch
-    SharedCell* cells = nullptr;
+    Cell* cells = nullptr;
+    bool notes_accesses = false;  // inside count()
+    const void* site = nullptr;   // the instruction whose access is being looked at
     Counters counters;
 
     Launch launch{};
@@ -127,7 +138,8 @@ struct Machine {
     void* asan_fake_stack = nullptr;
     const void* asan_scheduler_stack = nullptr;
     std::size_t asan_scheduler_bytes = 0;
-    std::string error;  // the launch is lost once this is set
+    std::string error;                                          // the launch is lost once this is set
+    std::vector<std::pair<std::uint32_t, uint3>> block_starts;  // stamp and index of this launch's blocks
 };
 extern Machine machine;
 
@@ -166,13 +178,19 @@ void suspend(State state);
 void make_ready(Thread& thread);
 
 enum class Access { kRead, kWrite, kAtomic };
-// Checks and counts one access of the running thread, whatever memory it goes to.
-void check_access(const void* address, std::size_t bytes, Access access);
+// Checks and counts one aligned access of the running thread by the instruction at `site`, whatever memory it
+// goes to.
+void check_access(std::uintptr_t address, std::size_t bytes, Access access, const void* site);
+// Collects what the threads of a warp access, and counts it warp instruction by warp instruction.
+void note_access(std::uintptr_t address, std::size_t bytes, Access access, const void* site);
+void count_warp_accesses(int warp);
 
 // Where an address lies, in words, for messages.
 std::string describe_address(std::uintptr_t address);
 std::string describe_device_address(std::uintptr_t address);
 std::string symbol_name(const void* function);
+std::string source_line(const void* site);  // "attention.cu:87", or nothing
+std::string index_name(const uint3& index);
 std::string thread_name(const Thread& thread);
 std::string hex(std::uintptr_t value);
 
@@ -181,9 +199,6 @@ std::uint32_t advance_time();
 
 // Forgets what a thread of the block before has issued and never waited for.
 void abandon_copies(Thread& thread);
-// cp.async's part of the bank-conflict count: collected per thread, counted at each barrier.
-void note_async_row(Thread& thread, std::uint32_t offset);
-void count_async_conflicts(Warp& warp);
 
 void* reserve(
     std::size_t bytes);  // address room that reads as zeros and takes memory when written; null on failure

@@ -1,6 +1,4 @@
-// The warp-wide matrix instructions, computed for all 32 lanes when the last lane arrives, and their bank
-// conflicts.
-#include <algorithm>
+// The warp-wide matrix instructions, computed for all 32 lanes when the last lane arrives; and exponentials.
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -14,21 +12,6 @@ namespace flash::simt {
 namespace {
 
 constexpr std::uint32_t kAllLanes = 0xffffffffu;
-
-// Shared memory serves eight 16-byte rows in one pass when they lie in different groups of four banks. The
-// extra passes are the largest number of different rows in one group, less one. Unused rows are ~0.
-std::uint64_t extra_passes(const std::uint32_t (&rows)[8]) {
-    std::uint64_t passes = 1;
-    for (std::uint32_t group = 0; group < 8; ++group) {
-        std::uint64_t different = 0;
-        for (int i = 0; i < 8; ++i) {
-            const bool here = rows[i] != ~0u && rows[i] / 16 % 8 == group;
-            different += here && std::find(rows, rows + i, rows[i]) == rows + i ? 1u : 0u;
-        }
-        passes = std::max(passes, different);
-    }
-    return passes - 1;
-}
 
 // All fp16 values as fp32: a table, because a product converts 384 of them.
 const float* fp16_values() {
@@ -88,12 +71,10 @@ struct LdmatrixOperand {
 void load_matrices(LdmatrixOperand* const* lanes) {
     for (int matrix = 0; matrix < 4; ++matrix) {
         std::uint16_t elements[8][8];
-        std::uint32_t rows[8];
         for (int i = 0; i < 8; ++i) {
-            rows[i] = lanes[matrix * 8 + i]->row;
-            std::memcpy(elements[i], reinterpret_cast<const void*>(machine.shared_begin + rows[i]), 16);
+            const std::uintptr_t row = machine.shared_begin + lanes[matrix * 8 + i]->row;
+            std::memcpy(elements[i], reinterpret_cast<const void*>(row), 16);
         }
-        machine.counters.shared_bank_conflicts += extra_passes(rows);
         for (int lane = 0; lane < kWarp; ++lane) {
             const int row = lane / 4, column = lane % 4 * 2;
             const bool t = lanes[lane]->transposed;
@@ -108,10 +89,8 @@ void load_matrices(LdmatrixOperand* const* lanes) {
 }  // namespace
 
 Fragment ldmatrix(std::uint32_t row, bool transposed, Site site) {
+    check_access(machine.shared_begin + row, 16, Access::kRead, __builtin_return_address(0));
     const RuntimeScope scope;
-    const std::uintptr_t address = machine.shared_begin + row;
-    if (row % 16 != 0) fail_misaligned(Access::kRead, 16, address);
-    access_shared(machine, address, 16, Access::kRead);
     LdmatrixOperand mine{row, transposed, {}};
     warp_operation(transposed ? "ldmatrix.trans" : "ldmatrix", kAllLanes, site, mine, load_matrices);
     return mine.result;
@@ -127,21 +106,9 @@ Accumulator mma(MmaType type, Accumulator acc, Fragment a, std::uint32_t b0, std
     return mine.acc;
 }
 
-// The n-th cp.async of each lane since the latest barrier make one access of the warp.
-void note_async_row(Thread& thread, std::uint32_t offset) {
-    auto& rows = running_warp().async_rows;
-    const std::size_t at = thread.async_turn++ * kWarp;
-    if (rows.size() < at + kWarp) rows.resize(at + kWarp, ~0u);
-    rows[at + static_cast<std::size_t>(thread.id % kWarp)] = offset;
-}
-
-void count_async_conflicts(Warp& warp) {
-    for (std::size_t at = 0; at < warp.async_rows.size(); at += 8) {
-        std::uint32_t rows[8];
-        std::copy_n(warp.async_rows.begin() + static_cast<std::ptrdiff_t>(at), 8, rows);
-        machine.counters.shared_bank_conflicts += extra_passes(rows);
-    }
-    warp.async_rows.clear();
+float counted_exp(float x) {
+    ++machine.counters.exp2;
+    return std::exp(x);
 }
 
 float exp2_flushed(float x) {

@@ -43,9 +43,20 @@ std::string words(Access access, std::size_t bytes, std::uintptr_t address) {
     fail([=] { return words(access, bytes, address) + ": " + describe_address(address) + why; });
 }
 
-// "thread (3,0,0)" of the running block.
-std::string thread_of(std::uint32_t cell) {
-    return thread_name(machine.threads[cell & kThreadMask]);
+// Another thread wrote or read the bytes, says their cell, and nothing orders that: neither a barrier nor,
+// for earlier blocks, anything. The latest access that the cell names may be this block's own.
+[[noreturn]] void fail_race(Access access, std::size_t bytes, std::uintptr_t address, std::uint32_t cell,
+                            const char* verb, bool of_blocks = false) {
+    fail([=] {
+        std::string who = thread_name(machine.threads[cell & kThreadMask]), block = "another block";
+        for (const auto& [start, index] : machine.block_starts) {
+            if (start <= cell >> kStampShift && cell >> kStampShift < machine.block_start)
+                block = who + " of block " + index_name(index);
+        }
+        return words(access, bytes, address) + ": " + describe_address(address) + ", which " +
+               (of_blocks ? block : who) + " " + verb +
+               (of_blocks ? " in this launch; nothing orders blocks" : " with no barrier in between");
+    });
 }
 
 // The way of an access that meets bytes which are not known to be allocated, or not written.
@@ -62,25 +73,16 @@ void check_line(Line& line, std::uint64_t mask, Access access, std::size_t bytes
     if (offset >= machine.shared_bytes || bytes > machine.shared_bytes - offset)
         fail_access(access, bytes, address, "");
     for (std::size_t i = offset / 2; 2 * i < offset + bytes; ++i) {
-        const SharedCell cell = machine.cells[i];
+        const Cell cell = machine.cells[i];
         const bool written = (cell.write >> kStampShift) >= machine.block_start;
         if (written && (cell.write & kInFlight) != 0)
             fail_access(access, bytes, address,
                         ", which a cp.async is still writing (no wait has completed it)");
         if (!written && access != Access::kWrite)
             fail_access(access, bytes, address, ", which nothing has written");
-        if (written && !is_ordered(cell.write)) {
-            fail([=] {
-                return words(access, bytes, address) + ": " + describe_address(address) + ", which " +
-                       thread_of(cell.write) + " wrote with no barrier in between";
-            });
-        }
-        if (access != Access::kRead && !reads_are_ordered(cell.read)) {
-            fail([=] {
-                return words(access, bytes, address) + ": " + describe_address(address) + ", which " +
-                       thread_of(cell.read) + " read with no barrier in between";
-            });
-        }
+        if (written && !is_ordered(cell.write)) fail_race(access, bytes, address, cell.write, "wrote");
+        if (access != Access::kRead && !reads_are_ordered(cell.read))
+            fail_race(access, bytes, address, cell.read, "read");
     }
     fail_access(access, bytes, address, "");
 }
@@ -93,43 +95,7 @@ void check_other(Access access, std::size_t bytes, std::uintptr_t address) {
     fail_access(access, bytes, address, "");
 }
 
-// Counts the bytes of mask that are new in a bit set.
-std::uint64_t count_new(std::uint64_t& seen, std::uint64_t mask) {
-    const std::uint64_t added = mask & ~seen;
-    seen |= added;
-    return static_cast<std::uint64_t>(std::popcount(added));
-}
-
-// One access inside one 64-byte line of device memory.
-void access_line(Machine& m, std::uintptr_t address, std::size_t bytes, Access access) {
-    Line& line = arena.lines[(address - arena.begin) / 64];
-    const std::uint64_t mask = bits_of_line(address, bytes);
-    const std::uint64_t needed = access == Access::kWrite ? line.valid : line.valid & line.written;
-    if ((mask & ~needed) != 0) check_line(line, mask, access, bytes, address);
-    if (line.block_serial != m.block_serial) {
-        if (line.block_serial < m.launch_serial) line.load_launch = line.store_launch = 0;
-        line.load_block = line.store_block = 0;
-        line.block_serial = m.block_serial;
-    }
-    Counters& c = m.counters;
-    if (access == Access::kRead) {
-        c.global_load_bytes_issued += bytes;
-        if ((mask & ~line.load_block) == 0) return;
-        c.global_load_bytes_distinct_per_block += count_new(line.load_block, mask);
-        c.global_load_bytes_distinct_per_launch += count_new(line.load_launch, mask);
-    } else {
-        c.global_store_bytes_issued += bytes;
-        if ((mask & ~line.store_block) == 0) return;
-        line.written |= mask;
-        c.global_store_bytes_distinct_per_block += count_new(line.store_block, mask);
-        c.global_store_bytes_distinct_per_launch += count_new(line.store_launch, mask);
-    }
-}
-
-void read_cell(Machine& m, SharedCell& cell, std::size_t bytes, std::uintptr_t address) {
-    const std::uint32_t stamp = cell.write >> kStampShift;
-    if (stamp < m.block_start || (cell.write & kInFlight) != 0 || !is_ordered(cell.write))
-        fail_shared(Access::kRead, bytes, address);
+void note_read(Machine& m, Cell& cell) {
     const std::uint32_t mine = m.stamp << kStampShift | m.thread_id;
     const std::uint32_t before = cell.read;
     if ((before >> kStampShift) < m.block_stamp) {
@@ -147,16 +113,83 @@ void read_cell(Machine& m, SharedCell& cell, std::size_t bytes, std::uintptr_t a
     cell.read = mine | flags;
 }
 
-void write_cell(Machine& m, SharedCell& cell, std::size_t bytes, std::uintptr_t address, Access access) {
+// An atomic that follows its own thread's plain write hides it from nobody.
+void note_write(Machine& m, Cell& cell, Access access) {
+    const std::uint32_t stamp = cell.write >> kStampShift;
+    const bool atomic = access == Access::kAtomic, both_atomic = atomic && (cell.write & kByAtomic) != 0;
+    const bool hides_write = stamp >= m.block_stamp && stamp >= m.warp_stamp && !both_atomic;
+    cell.write = m.stamp << kStampShift | m.thread_id | (atomic && !hides_write ? kByAtomic : 0u);
+}
+
+// Races on device memory, between blocks and inside this one. Inside a block single bytes are not looked at:
+// a cell is two.
+void check_races(Machine& m, const Line& line, std::uint64_t mask, std::uintptr_t address, std::size_t bytes,
+                 Access access) {
+    Cell* cell = arena.cells + (address - arena.begin) / 2;
+    Cell* const end = arena.cells + (address - arena.begin + bytes + 1) / 2;
+    const std::uint64_t stores = line.store_earlier & (access == Access::kAtomic ? line.plain_stores : ~0ull);
+    if ((mask & stores) != 0) fail_race(access, bytes, address, cell->write, "wrote", true);
+    if (access != Access::kRead && (mask & line.load_earlier) != 0)
+        fail_race(access, bytes, address, cell->read, "read", true);
+    for (; bytes > 1 && cell != end; ++cell) {
+        const bool both_atomic = access == Access::kAtomic && (cell->write & kByAtomic) != 0;
+        if (!both_atomic && !is_ordered(cell->write)) fail_race(access, bytes, address, cell->write, "wrote");
+        if (access == Access::kRead) {
+            note_read(m, *cell);
+            continue;
+        }
+        if (!reads_are_ordered(cell->read)) fail_race(access, bytes, address, cell->read, "read");
+        note_write(m, *cell, access);
+    }
+}
+
+// One access inside one 64-byte line of device memory.
+void access_line(Machine& m, std::uintptr_t address, std::size_t bytes, Access access) {
+    Line& line = arena.lines[(address - arena.begin) / 64];
+    const std::uint64_t mask = bits_of_line(address, bytes);
+    const std::uint64_t needed = access == Access::kWrite ? line.valid : line.valid & line.written;
+    if ((mask & ~needed) != 0) check_line(line, mask, access, bytes, address);
+    if (line.block_serial != m.block_serial) {
+        const bool is_new = line.block_serial < m.launch_serial;
+        line.load_earlier = is_new ? 0 : line.load_earlier | line.load_block;
+        line.store_earlier = is_new ? 0 : line.store_earlier | line.store_block;
+        if (is_new) line.plain_stores = 0;
+        line.load_block = line.store_block = 0;
+        line.block_serial = m.block_serial;
+    }
+    check_races(m, line, mask, address, bytes, access);
+    Counters& c = m.counters;
+    const auto count = [](std::uint64_t bits) { return static_cast<std::uint64_t>(std::popcount(bits)); };
+    if (access == Access::kRead) {
+        c.global_load_bytes_issued += bytes;
+        c.global_load_bytes_distinct_per_block += count(mask & ~line.load_block);
+        c.global_load_bytes_distinct_per_launch += count(mask & ~line.load_block & ~line.load_earlier);
+        line.load_block |= mask;
+    } else {
+        c.global_store_bytes_issued += bytes;
+        c.global_store_bytes_distinct_per_block += count(mask & ~line.store_block);
+        c.global_store_bytes_distinct_per_launch += count(mask & ~line.store_block & ~line.store_earlier);
+        line.store_block |= mask;
+        line.written |= mask;
+        if (access == Access::kWrite) line.plain_stores |= mask;
+    }
+}
+
+void read_cell(Machine& m, Cell& cell, std::size_t bytes, std::uintptr_t address) {
+    const std::uint32_t stamp = cell.write >> kStampShift;
+    if (stamp < m.block_start || (cell.write & kInFlight) != 0 || !is_ordered(cell.write))
+        fail_shared(Access::kRead, bytes, address);
+    note_read(m, cell);
+}
+
+void write_cell(Machine& m, Cell& cell, std::size_t bytes, std::uintptr_t address, Access access) {
     const std::uint32_t stamp = cell.write >> kStampShift;
     const bool written = stamp >= m.block_start, atomic = access == Access::kAtomic;
     const bool both_atomic = atomic && (cell.write & kByAtomic) != 0;
     if (written && ((cell.write & kInFlight) != 0 || (!both_atomic && !is_ordered(cell.write))))
         fail_shared(access, bytes, address);
     if ((!written && atomic) || !reads_are_ordered(cell.read)) fail_shared(access, bytes, address);
-    // An atomic that follows its own thread's plain write hides it from nobody.
-    const bool hides_write = stamp >= m.block_stamp && stamp >= m.warp_stamp && !both_atomic;
-    cell.write = m.stamp << kStampShift | m.thread_id | (atomic && !hides_write ? kByAtomic : 0u);
+    note_write(m, cell, access);
 }
 
 }  // namespace
@@ -164,7 +197,7 @@ void write_cell(Machine& m, SharedCell& cell, std::size_t bytes, std::uintptr_t 
 void init_memory() {
     if (machine.cells != nullptr) return;
     const auto room = reinterpret_cast<std::uintptr_t>(reserve(kSharedReserve));
-    auto* cells = static_cast<SharedCell*>(reserve(kSharedCapacity / 2 * sizeof(SharedCell)));
+    auto* cells = static_cast<Cell*>(reserve(kSharedCapacity / 2 * sizeof(Cell)));
     if (room == 0 || cells == nullptr)
         throw gpu::DeviceError("the emulator found no memory for shared memory");
     machine.cells = cells;
@@ -174,8 +207,8 @@ void init_memory() {
 void access_shared(Machine& m, std::uintptr_t address, std::size_t bytes, Access access) {
     const std::size_t offset = address - m.shared_begin;
     if (offset >= m.shared_bytes || bytes > m.shared_bytes - offset) fail_shared(access, bytes, address);
-    SharedCell* cell = m.cells + offset / 2;
-    SharedCell* const end = m.cells + (offset + bytes + 1) / 2;
+    Cell* cell = m.cells + offset / 2;
+    Cell* const end = m.cells + (offset + bytes + 1) / 2;
     if (access == Access::kRead) {
         m.counters.shared_load_bytes += bytes;
         for (; kHooks && cell != end; ++cell) read_cell(m, *cell, bytes, address);
@@ -207,11 +240,12 @@ void fail_misaligned(Access access, std::size_t bytes, std::uintptr_t address) {
     fail_access(access, bytes, address, ": not aligned to its size, which a GPU does not allow");
 }
 
-void check_access(const void* address, std::size_t bytes, Access access) {
+void check_access(std::uintptr_t address, std::size_t bytes, Access access, const void* site) {
     const RuntimeScope scope;
-    const auto place = reinterpret_cast<std::uintptr_t>(address);
-    if (place % bytes != 0) fail_misaligned(access, bytes, place);
-    access_memory(machine, place, bytes, access);
+    machine.site = site;
+    if (address % bytes != 0) fail_misaligned(access, bytes, address);
+    access_memory(machine, address, bytes, access);
+    if (machine.notes_accesses) note_access(address, bytes, access, site);
 }
 
 std::uint32_t advance_time() {
@@ -219,7 +253,7 @@ std::uint32_t advance_time() {
     // Out of stamps: all that this block has done becomes one moment of the past, all that is older the one
     // before.
     for (std::size_t i = 0; i < kSharedCapacity / 2; ++i) {
-        SharedCell& cell = machine.cells[i];
+        Cell& cell = machine.cells[i];
         const auto renew = [](std::uint32_t word) {
             const bool old = (word >> kStampShift) < machine.block_start;
             return old ? 0u : (word & ((1u << kStampShift) - 1u)) | 1u << kStampShift;
@@ -227,6 +261,9 @@ std::uint32_t advance_time() {
         const bool in_flight = (cell.write & kInFlight) != 0;
         cell = {in_flight ? cell.write : renew(cell.write), renew(cell.read)};
     }
+    // Of device memory, whatever block and thread did what is forgotten.
+    if (arena.bytes > 0) madvise(arena.cells, arena.bytes / 2 * sizeof(Cell), MADV_DONTNEED);
+    machine.block_starts.clear();
     for (Warp& warp : machine.warps) warp.stamp = 2;
     machine.block_start = 1;
     return machine.stamp = machine.block_stamp = machine.warp_stamp = 2;

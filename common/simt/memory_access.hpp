@@ -34,18 +34,29 @@ inline bool reads_are_ordered(std::uint32_t read) {
 }
 
 // True when a read has nothing to check and nothing to note: the bytes were written before the latest
-// barrier, and as many threads as matter have read them since.
-inline bool is_quiet_read(const Machine& m, const SharedCell& cell) {
-    const std::uint32_t start = m.block_start << kStampShift, barrier = m.block_stamp << kStampShift;
-    if (cell.write - start >= barrier - start || cell.read < barrier) return false;
+// barrier, and not before `oldest`, and as many threads as matter have read them since.
+inline bool is_quiet_read(const Machine& m, const Cell& cell, std::uint32_t oldest) {
+    const std::uint32_t barrier = m.block_stamp << kStampShift;
+    if (cell.write - oldest >= barrier - oldest || cell.read < barrier) return false;
     if ((cell.read & kReadByBlock) != 0 || cell.read == (m.stamp << kStampShift | m.thread_id)) return true;
     return (cell.read & kReadByWarp) != 0 && (cell.read & kThreadMask) / kWarp == m.thread_id / kWarp &&
            cell.read >> kStampShift >= m.warp_stamp;
 }
 // The same for a write: nobody has touched the bytes since the latest barrier.
-inline bool is_quiet_write(const Machine& m, const SharedCell& cell) {
+inline bool is_quiet_write(const Machine& m, const Cell& cell) {
     const std::uint32_t barrier = m.block_stamp << kStampShift;
     return cell.write < barrier && cell.read < barrier;
+}
+
+template <std::size_t kBytes>
+inline bool are_quiet(Machine& m, Cell* cells, Access access, std::uint32_t oldest) {
+    for (std::size_t i = 0; i < (kBytes + 1) / 2; ++i) {
+        if (!(access == Access::kRead ? is_quiet_read(m, cells[i], oldest) : is_quiet_write(m, cells[i])))
+            return false;
+    }
+    if (access == Access::kRead) return true;
+    for (std::size_t i = 0; i < (kBytes + 1) / 2; ++i) cells[i].write = m.stamp << kStampShift | m.thread_id;
+    return true;
 }
 
 // Deals with what most accesses are, plain and nothing new: true when it has done all there is to do. The
@@ -55,25 +66,18 @@ template <std::size_t kBytes> inline bool is_ordinary(Machine& m, std::uintptr_t
     Counters& c = m.counters;
     const std::size_t offset = address - m.shared_begin;
     if (offset < m.shared_bytes && kBytes <= m.shared_bytes - offset) {
-        SharedCell* const cells = m.cells + offset / 2;
-        for (std::size_t i = 0; i < (kBytes + 1) / 2; ++i) {
-            if (!(access == Access::kRead ? is_quiet_read(m, cells[i]) : is_quiet_write(m, cells[i])))
-                return false;
-        }
-        if (access == Access::kRead) {
-            c.shared_load_bytes += kBytes;
-            return true;
-        }
-        for (std::size_t i = 0; i < (kBytes + 1) / 2; ++i)
-            cells[i].write = m.stamp << kStampShift | m.thread_id;
-        c.shared_store_bytes += kBytes;
+        if (!are_quiet<kBytes>(m, m.cells + offset / 2, access, m.block_start << kStampShift)) return false;
+        (access == Access::kRead ? c.shared_load_bytes : c.shared_store_bytes) += kBytes;
         return true;
     }
-    if (address - arena.begin >= arena.bytes) return false;
-    const Line& line = arena.lines[(address - arena.begin) / kLineBytes];
+    const std::size_t place = address - arena.begin;
+    if (place >= arena.bytes) return false;
+    const Line& line = arena.lines[place / kLineBytes];
     const std::uint64_t mask = ((std::uint64_t{1} << kBytes) - 1) << (address % kLineBytes);
-    const std::uint64_t counted = access == Access::kRead ? line.load_block : line.store_block;
-    if (line.block_serial != m.block_serial || (mask & ~counted) != 0) return false;
+    const std::uint64_t known =
+        access == Access::kRead ? line.load_block : line.store_block & line.plain_stores;
+    if (line.block_serial != m.block_serial || (mask & ~known) != 0) return false;
+    if (kBytes > 1 && !are_quiet<kBytes>(m, arena.cells + place / 2, access, 0)) return false;
     (access == Access::kRead ? c.global_load_bytes_issued : c.global_store_bytes_issued) += kBytes;
     return true;
 }

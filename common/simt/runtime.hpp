@@ -60,6 +60,7 @@ void cp_async_wait(int groups_left);
 Fragment ldmatrix(std::uint32_t row, bool transposed, Site site);
 Accumulator mma(MmaType type, Accumulator acc, Fragment a, std::uint32_t b0, std::uint32_t b1, Site site);
 float exp2_flushed(float x);
+float counted_exp(float x);
 
 }  // namespace flash::simt
 

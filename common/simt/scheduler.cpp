@@ -4,6 +4,7 @@
 // a warp in ascending order. When no fiber can run and some still wait, the block is stuck: that is an error,
 // never a hang.
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cstring>
 #include <mutex>
@@ -26,6 +27,7 @@ namespace {
 std::mutex launch_mutex;
 std::size_t shared_limit = kDefaultSharedLimit;
 Counters last, sum;
+std::atomic<int> counting{0};  // calls of count() under way
 
 std::uint64_t& chosen_seed() {
     static std::uint64_t value = whole_number_from_environment("FLASH_STEPS_SIMT_SEED", 0);
@@ -50,11 +52,11 @@ struct Failure {
 Failure failure;  // of the fiber that has just called fail()
 
 void set_error(const Thread& thread, const std::string& what) {
-    const uint3& block = built_ins.block_idx;
-    machine.error = "kernel " + symbol_name(machine.launch.kernel) + ", block (" + std::to_string(block.x) +
-                    "," + std::to_string(block.y) + "," + std::to_string(block.z) + "), " +
-                    thread_name(thread) + ": " + what + " [warp order seed " + std::to_string(chosen_seed()) +
-                    "]";
+    const std::string line = source_line(std::exchange(machine.site, nullptr));
+    machine.error = "kernel " + symbol_name(machine.launch.kernel) + ", block " +
+                    index_name(built_ins.block_idx) + ", " + thread_name(thread) +
+                    (line.empty() ? "" : ", " + line) + ": " + what + " [warp order seed " +
+                    std::to_string(chosen_seed()) + "]";
 }
 
 void resume(Thread& thread) {
@@ -134,10 +136,9 @@ bool release_barrier() {
     machine.block_stamp = advance_time();
     ++machine.counters.barriers;
     for (int i = 0; i < machine.thread_count; ++i) {
-        machine.threads[i].async_turn = 0;
         make_ready(machine.threads[i]);
     }
-    for (int w = 0; w * kWarp < machine.thread_count; ++w) count_async_conflicts(machine.warps[w]);
+    for (int w = 0; w * kWarp < machine.thread_count; ++w) count_warp_accesses(w);
     return true;
 }
 
@@ -151,6 +152,7 @@ void run_warp(Warp& warp, int first_thread) {
 
 void begin_block() {
     machine.block_stamp = machine.block_start = advance_time();
+    machine.block_starts.emplace_back(machine.block_start, built_ins.block_idx);
     ++machine.block_serial;
     machine.live = machine.thread_count;
     machine.at_barrier = 0;
@@ -160,14 +162,12 @@ void begin_block() {
         Thread& thread = machine.threads[i];
         thread.state = State::kFresh;
         thread.acquired = {};
-        thread.async_turn = 0;
     }
     for (int w = 0; w * kWarp < machine.thread_count; ++w) {
         const int lanes = std::min(kWarp, machine.thread_count - w * kWarp);
         machine.warps[w].ready = lanes == kWarp ? ~0u : (1u << lanes) - 1u;
         machine.warps[w].waiting = 0;
         machine.warps[w].stamp = machine.block_start;
-        machine.warps[w].async_rows.clear();
     }
 }
 
@@ -187,7 +187,7 @@ void run_block(Random& random) {
         if (!machine.error.empty()) return;
         if (machine.live > 0 && !release_barrier() && !any) return report_stuck_block();
     }
-    for (int w = 0; w < warps; ++w) count_async_conflicts(machine.warps[w]);
+    for (int w = 0; w < warps; ++w) count_warp_accesses(w);
     for (int i = 0; i < machine.thread_count; ++i) abandon_copies(machine.threads[i]);
 }
 
@@ -216,11 +216,11 @@ void run_grid(const dim3& grid) {
     }
 }
 
-void add(Counters& to, const Counters& from) {
+template <class Update> void each(Counters& to, const Counters& from, Update update) {
     static_assert(sizeof(Counters) % sizeof(std::uint64_t) == 0);
     auto* a = reinterpret_cast<std::uint64_t*>(&to);
     const auto* b = reinterpret_cast<const std::uint64_t*>(&from);
-    for (std::size_t i = 0; i < sizeof(Counters) / sizeof(std::uint64_t); ++i) a[i] += b[i];
+    for (std::size_t i = 0; i < sizeof(Counters) / sizeof(std::uint64_t); ++i) update(a[i], b[i]);
 }
 
 }  // namespace
@@ -248,6 +248,8 @@ void run(const Launch& launch) {
     machine.counters = {};
     machine.counters.launches = 1;
     machine.launch_serial = machine.block_serial + 1;
+    machine.block_starts.clear();
+    machine.notes_accesses = counting > 0;
     built_ins.block_dim = launch.block;
     built_ins.grid_dim = launch.grid;
     set_thread_indices(launch.block);
@@ -256,11 +258,12 @@ void run(const Launch& launch) {
         for (Thread& thread : machine.threads) {
             drop_fiber(thread);
             abandon_copies(thread);
+            thread.accesses.clear();
         }
         throw EmulatorError(machine.error);
     }
     last = machine.counters;
-    add(sum, last);
+    each(sum, last, [](std::uint64_t& all, std::uint64_t one) { all += one; });
 }
 
 void fail_with(std::string (*describe)(const void*), const void* closure) {
@@ -269,9 +272,11 @@ void fail_with(std::string (*describe)(const void*), const void* closure) {
     for (;;) switch_to_scheduler(*machine.running);
 }
 
+std::string index_name(const uint3& i) {
+    return "(" + std::to_string(i.x) + "," + std::to_string(i.y) + "," + std::to_string(i.z) + ")";
+}
 std::string thread_name(const Thread& thread) {
-    return "thread (" + std::to_string(thread.index.x) + "," + std::to_string(thread.index.y) + "," +
-           std::to_string(thread.index.z) + ")";
+    return "thread " + index_name(thread.index);
 }
 
 void set_seed(std::uint64_t value) {
@@ -294,6 +299,17 @@ Counters total() {
 }
 void reset() {
     last = sum = {};
+}
+Counters count(const std::function<void()>& call) {
+    const struct Counting {
+        Counting() { ++counting; }
+        ~Counting() { --counting; }
+    } scope;
+    const Counters before = sum;
+    call();
+    Counters difference = sum;
+    each(difference, before, [](std::uint64_t& now, std::uint64_t then) { now -= then; });
+    return difference;
 }
 
 }  // namespace flash::simt

@@ -4,10 +4,12 @@
 #include <elf.h>
 #include <link.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <map>
 
 #include "common/simt/machine.hpp"
 
@@ -61,6 +63,29 @@ std::string symbol_name(const void* function) {
     // A position-independent image is linked at 0, a fixed one at the address it runs at.
     const std::string name = find_symbol(image, address - reinterpret_cast<std::uintptr_t>(info.dli_fbase));
     return name == "(unknown)" ? find_symbol(image, address) : name;
+}
+
+// Asks addr2line, which comes with the compiler, for the first place outside of the emulator's own headers. A
+// return address is that of the instruction behind the access.
+std::string source_line(const void* site) {
+    static std::map<const void*, std::string> known;
+    Dl_info info{};
+    if (site == nullptr || dladdr(site, &info) == 0 || info.dli_fname == nullptr) return {};
+    const auto [entry, is_new] = known.try_emplace(site);
+    const std::string image = info.dli_fname;
+    if (!is_new || image.find('\'') != std::string::npos) return entry->second;
+    const auto address = reinterpret_cast<std::uintptr_t>(site) - 1;
+    const std::string places =
+        hex(address - reinterpret_cast<std::uintptr_t>(info.dli_fbase)) + " " + hex(address);
+    FILE* pipe = popen(("addr2line -i -e '" + image + "' " + places + " 2>/dev/null").c_str(), "r");
+    char line[4096];
+    while (pipe != nullptr && std::fgets(line, sizeof(line), pipe) != nullptr) {
+        const std::string text = line, name = text.substr(text.rfind('/') + 1);
+        if (entry->second.empty() && text.find('?') == text.npos && text.find("/common/simt/") == text.npos)
+            entry->second = name.substr(0, name.find_first_of(" \n"));
+    }
+    if (pipe != nullptr) pclose(pipe);
+    return entry->second;
 }
 
 }  // namespace flash::simt

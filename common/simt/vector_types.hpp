@@ -41,14 +41,10 @@ template <class T> struct alignas(4 * sizeof(T)) Vector4 {
 
 }  // namespace flash::simt
 
-using int4 = flash::simt::Vector4<int>;
 using uint4 = flash::simt::Vector4<unsigned>;
 using float2 = flash::simt::Vector2<float>;
 using float4 = flash::simt::Vector4<float>;
 
-inline int4 make_int4(int x, int y, int z, int w) {
-    return {x, y, z, w};
-}
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
     return {x, y, z, w};
 }

@@ -99,8 +99,8 @@ int lane_id() {
 namespace {
 
 // Threads take turns between hooks only, so a plain update is atomic.
-template <class T, class Update> T atomic(T* address, Update update) {
-    check_access(address, sizeof(T), Access::kAtomic);
+template <class T, class Update> T atomic(T* address, const void* site, Update update) {
+    check_access(reinterpret_cast<std::uintptr_t>(address), sizeof(T), Access::kAtomic, site);
     ++machine.counters.atomics;
     const T before = *address;
     *address = update(before);
@@ -112,22 +112,27 @@ template <class T, class Update> T atomic(T* address, Update update) {
 }  // namespace flash::simt
 
 int atomicAdd(int* address, int value) {
-    return flash::simt::atomic(address, [value](int old) {
+    return flash::simt::atomic(address, __builtin_return_address(0), [value](int old) {
         return static_cast<int>(static_cast<unsigned>(old) + static_cast<unsigned>(value));
     });
 }
 unsigned atomicAdd(unsigned* address, unsigned value) {
-    return flash::simt::atomic(address, [value](unsigned old) { return old + value; });
+    return flash::simt::atomic(address, __builtin_return_address(0),
+                               [value](unsigned old) { return old + value; });
 }
 unsigned long long atomicAdd(unsigned long long* address, unsigned long long value) {
-    return flash::simt::atomic(address, [value](unsigned long long old) { return old + value; });
+    return flash::simt::atomic(address, __builtin_return_address(0),
+                               [value](unsigned long long old) { return old + value; });
 }
 float atomicAdd(float* address, float value) {
-    return flash::simt::atomic(address, [value](float old) { return old + value; });
+    return flash::simt::atomic(address, __builtin_return_address(0),
+                               [value](float old) { return old + value; });
 }
 int atomicMax(int* address, int value) {
-    return flash::simt::atomic(address, [value](int old) { return std::max(old, value); });
+    return flash::simt::atomic(address, __builtin_return_address(0),
+                               [value](int old) { return std::max(old, value); });
 }
 unsigned atomicMax(unsigned* address, unsigned value) {
-    return flash::simt::atomic(address, [value](unsigned old) { return std::max(old, value); });
+    return flash::simt::atomic(address, __builtin_return_address(0),
+                               [value](unsigned old) { return std::max(old, value); });
 }

@@ -39,6 +39,7 @@ void warp_operation(const char* name, std::uint32_t mask, Site site, Operand& mi
     Operand* operands[kWarp] = {};
     for_each_lane(mask, [&](int lane) { operands[lane] = static_cast<Operand*>(lanes[lane].operand); });
     warp.waiting &= ~mask;
+    if (mask == ~0u) count_warp_accesses(self.id / kWarp);
     combine(operands);
     for_each_lane(mask & ~my_bit, [&](int lane) { make_ready(lanes[lane]); });
 }

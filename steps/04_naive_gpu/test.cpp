@@ -12,6 +12,7 @@
 #include "common/gpu/device.hpp"
 #include "common/simt/counters.hpp"
 #include "common/testing/conformance.hpp"
+#include "common/testing/exact_counts.hpp"
 #include "common/testing/needs_device.hpp"
 #include "common/testing/random.hpp"
 #include "doctest/doctest.h"
@@ -64,9 +65,7 @@ bool count(simt::Counters& counters, const std::function<void()>& call) {
         std::printf("SKIP: this build counts no memory accesses\n");
         return false;
     }
-    simt::reset();
-    call();
-    counters = simt::total();
+    counters = simt::count(call);
     return true;
 }
 
@@ -467,6 +466,43 @@ TEST_CASE_TEMPLATE("attention moves N^2 (8 + 2 s) + 4 N D s + 4 N bytes per head
         CHECK(static_cast<double>(counters.global_load_bytes_issued) ==
               heads * (s_loads + p_v_loads + q_k_loads));
     }
+}
+
+TEST_CASE_TEMPLATE("a load of K takes a sector for every lane, every other load and store whole sectors", T,
+                   float, fp16, bf16) {
+    const std::uint64_t N = 96, D = 64, s = sizeof(T), heads_q = 4;
+    Problem<T> p({1, 4, 2, 96, 96, 64});  // two query heads to a key head
+    DeviceBuffer<std::byte> workspace(as_size(workspace_bytes<T>(p.shape)));
+    const auto bytes = static_cast<std::int64_t>(workspace.size());
+    simt::Counters counters;
+    if (!flash::testing::counts_are_exact()) return;
+    if (!count(counters, [&] { attention_forward(p.args(), workspace.data(), bytes); })) return;
+    // Warps are 32 neighbouring elements: of a row of S, of a row of P, of a row of O.
+    const std::uint64_t warps_s = N * N / 32, warps_o = N * D / 32;
+    CHECK(counters.global_load_requests == heads_q * (warps_s * 2 * D + 3 * warps_s + warps_o * 2 * N));
+    // q_i[d] is one address, K is 32 rows, S is 128 bytes, P is one address, V is 32 s bytes.
+    CHECK(counters.global_load_sectors ==
+          heads_q * (warps_s * D * (1 + 32) + 3 * warps_s * 4 + warps_o * N * (1 + s)));
+    // S, P, O, and one number of L from each row's warp.
+    CHECK(counters.global_store_requests == heads_q * (2 * warps_s + warps_o + N));
+    CHECK(counters.global_store_sectors == heads_q * (warps_s * (4 + s) + warps_o * s + N));
+    CHECK(counters.exp2 == heads_q * 2 * N * N);  // in the sum's pass and in the last
+    CHECK(counters.barriers + counters.shared_load_requests + counters.shared_store_requests == 0);
+}
+
+TEST_CASE_TEMPLATE("the row softmax loads and stores 16 bytes a lane, in whole sectors", T, float, fp16,
+                   bf16) {
+    const std::int64_t rows = 4, cols = 2048;
+    DeviceBuffer<T> x = on_device(random_values<T>(rows * cols, 1)), y(as_size(rows * cols));
+    simt::Counters counters;
+    if (!flash::testing::counts_are_exact()) return;
+    if (!count(counters, [&] { softmax_fused(x.data(), y.data(), rows, cols); })) return;
+    const std::uint64_t bytes = rows * cols * sizeof(T);
+    CHECK(counters.global_load_requests == bytes / (32 * 16));
+    CHECK(counters.global_load_sectors == bytes / 32);
+    CHECK(counters.global_store_requests == bytes / (32 * 16));
+    CHECK(counters.global_store_sectors == bytes / 32);
+    CHECK(counters.shared_bank_conflicts == 0);
 }
 
 TEST_CASE("at N = 256, D = 64 in bf16 a head issues 33.2 MiB, of which 897 KiB are distinct per launch") {

@@ -11,6 +11,7 @@
 #include "common/simt/control.hpp"
 #include "common/simt/counters.hpp"
 #include "common/testing/conformance.hpp"
+#include "common/testing/exact_counts.hpp"
 #include "common/testing/needs_device.hpp"
 #include "doctest/doctest.h"
 
@@ -59,9 +60,7 @@ bool count(simt::Counters& counters, const ForwardCase& c, const Version<T>& ver
         std::printf("SKIP: this build counts no memory accesses\n");
         return false;
     }
-    simt::reset();
-    CHECK(failure_of<T>(c, version) == "");
-    counters = simt::total();
+    counters = simt::count([&] { CHECK(failure_of<T>(c, version) == ""); });
     return true;
 }
 
@@ -250,6 +249,35 @@ TEST_CASE_TEMPLATE("a head moves 2 N D + 2 N^2 D / BLOCK_Q elements and 4 N byte
                       static_cast<std::uint64_t>(4 * heads_of(s) * ceil_div(s.len_q, side) *
                                                  ceil_div(s.len_kv, side)));
             }
+        }
+    }
+}
+
+TEST_CASE_TEMPLATE("loads are coalesced, and storing P is the one access that meets in a bank", T, float,
+                   fp16, bf16) {
+    if (!flash::testing::counts_are_exact()) return;
+    const auto bytes = static_cast<std::uint64_t>(sizeof(T));
+    for (const auto& version : {kDefault<T>, kSmallTiles<T>}) {
+        // Ragged on both axes, two query heads to a key head.
+        for (const Shape& s : {Shape{1, 2, 1, 100, 70, 64}, Shape{1, 1, 1, 40, 50, 256}}) {
+            CAPTURE(flash::testing::describe(s));
+            simt::Counters counters;
+            if (!count<T>(counters, {"", s, Mask::causal_top_left()}, version)) return;
+            // 32 neighbouring elements a request: every byte of every sector is used.
+            CHECK(counters.global_load_sectors == counters.global_load_bytes_issued / 32);
+            CHECK(counters.global_load_requests == counters.global_load_bytes_issued / (32 * bytes));
+            // A warp stores 16 neighbouring columns of two rows of O at a time; L is 4 bytes from one thread
+            // of each row, and the two rows of a warp are neighbours.
+            const auto rows = static_cast<std::uint64_t>(heads_of(s) * s.len_q);
+            const auto head_dim = static_cast<std::uint64_t>(s.head_dim);
+            CHECK(counters.global_store_sectors == rows * head_dim * bytes / 32 + rows / 2);
+            const auto side = static_cast<std::uint64_t>(version.side(s.head_dim));
+            const auto pairs =
+                static_cast<std::uint64_t>(heads_of(s) * ceil_div(s.len_q, version.side(s.head_dim)) *
+                                           ceil_div(s.len_kv, version.side(s.head_dim)));
+            CHECK(counters.shared_bank_conflicts == pairs * side * side / 32);
+            // One exponential a score, and one for the rescale in each of the 16 threads of a row.
+            CHECK(counters.exp2 == pairs * side * (side + 16));
         }
     }
 }

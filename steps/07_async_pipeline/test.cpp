@@ -11,6 +11,7 @@
 #include "common/simt/control.hpp"
 #include "common/simt/counters.hpp"
 #include "common/testing/conformance.hpp"
+#include "common/testing/exact_counts.hpp"
 #include "common/testing/needs_device.hpp"
 #include "doctest/doctest.h"
 
@@ -78,9 +79,7 @@ template <class T> bool count(simt::Counters& counters, const ForwardCase& c) {
         std::printf("SKIP: this build counts no memory accesses\n");
         return false;
     }
-    simt::reset();
-    CHECK(failure_of<T>(c) == "");
-    counters = simt::total();
+    counters = simt::count([&] { CHECK(failure_of<T>(c) == ""); });
     return true;
 }
 
@@ -289,6 +288,35 @@ TEST_CASE_TEMPLATE("each block moves 2 BLOCK_Q D + 2 Nk D elements and L, and th
             CHECK(counters.global_store_bytes_issued ==
                   static_cast<std::uint64_t>(2 * s.len_q * (2 * head_dim + 4)));
         }
+    }
+}
+
+TEST_CASE_TEMPLATE("copies are whole sectors, P stays in registers, and each score takes one exponential", T,
+                   fp16, bf16) {
+    if (!flash::testing::counts_are_exact()) return;
+    for (const int head_dim : {64, 128}) {
+        const TileShape shape = chosen_tile_shape(head_dim, gpu::device_info().shared_per_block_optin);
+        const Shape s{1, 2, 1, 304, 330, head_dim};  // ragged, two query heads to a key head
+        simt::Counters counters;
+        if (!count<T>(counters, {"", s, Mask::causal_top_left()})) return;
+        CHECK(counters.global_load_sectors == counters.global_load_bytes_issued / 32);
+        const auto tensors = static_cast<std::uint64_t>(2 * head_dim * (2 * s.len_q + 2 * s.len_kv));
+        CHECK(counters.global_load_bytes_distinct_per_launch == tensors);
+        // As in step 06: eight rows of 16 bytes a store.
+        const auto rows = static_cast<std::uint64_t>(2 * s.len_q);
+        CHECK(counters.global_store_sectors == rows / 8 * (static_cast<std::uint64_t>(head_dim) / 8 * 8 + 1));
+        // A block copies its Q tile and, into the stages, one tile of K and V more than there are for each
+        // stage but one; the tiles beyond the end are zeros.
+        const int blocks = 2 * ceil_div(s.len_q, shape.block_q), tiles = ceil_div(s.len_kv, shape.block_kv);
+        const int copied_rows = shape.block_q + 2 * shape.block_kv * (tiles + shape.stages - 1);
+        CHECK(counters.shared_store_bytes == static_cast<std::uint64_t>(blocks * copied_rows * head_dim * 2));
+        CHECK(counters.shared_load_bytes == counters.ldmatrix * 32 * 16);
+        CHECK(counters.shared_load_requests == counters.ldmatrix);
+        const int row_tiles = shape.block_q / shape.warps / 16;
+        CHECK(counters.ldmatrix == static_cast<std::uint64_t>(blocks * tiles * shape.warps * (head_dim / 16) *
+                                                              (row_tiles + 2 * shape.block_kv / 16)));
+        CHECK(counters.exp2 ==
+              static_cast<std::uint64_t>(blocks * tiles * shape.block_q * (shape.block_kv + 4)));
     }
 }
 

@@ -13,6 +13,7 @@
 #include "common/simt/control.hpp"
 #include "common/simt/counters.hpp"
 #include "common/testing/conformance.hpp"
+#include "common/testing/exact_counts.hpp"
 #include "common/testing/needs_device.hpp"
 #include "doctest/doctest.h"
 
@@ -77,9 +78,7 @@ template <class T> bool count(simt::Counters& counters, const ForwardCase& c, co
         std::printf("SKIP: this build counts no memory accesses\n");
         return false;
     }
-    simt::reset();
-    CHECK(failure_of<T>(c, edit) == "");
-    counters = simt::total();
+    counters = simt::count([&] { CHECK(failure_of<T>(c, edit) == ""); });
     return true;
 }
 
@@ -245,6 +244,38 @@ TEST_CASE_TEMPLATE("copies, products and exponentials are those of the tiles tha
             // One barrier a tile, one before the epilogue.
             const int blocks = s.len_q / n;
             CHECK(counters.barriers == unsigned_of(2 * (block_tiles(s, p.mask, tile) + blocks)));
+        }
+    }
+}
+
+TEST_CASE_TEMPLATE(
+    "copies and stores are whole sectors, and shared memory sees copies, fragments and O alone", T, fp16,
+    bf16) {
+    if (!flash::testing::counts_are_exact()) return;
+    for (const int head_dim : {64, 128, 256}) {
+        const Tile tile = tile_for(head_dim);
+        const int stages = head_dim == 64 ? 3 : 2;
+        for (const Mask& mask : {Mask::none(), Mask::causal_top_left(), Mask::causal(-40)}) {
+            const Shape s{1, 2, 1, 2 * tile.block_q, 330, head_dim};  // ragged, two query heads to a key head
+            CAPTURE(flash::testing::describe(s));
+            CAPTURE(flash::testing::describe(mask));
+            simt::Counters counters;
+            if (!count<T>(counters, {"", s, mask})) return;
+            CHECK(counters.global_load_sectors == counters.global_load_bytes_issued / 32);
+            CHECK(counters.global_store_sectors == counters.global_store_bytes_issued / 32);
+            CHECK(counters.global_store_bytes_issued == counters.global_store_bytes_distinct_per_launch);
+            const int keys = std::min(s.len_kv, tiles_seen(s, mask, s.len_q, tile.block_kv) * tile.block_kv);
+            CHECK(counters.global_load_bytes_distinct_per_launch ==
+                  unsigned_of(2 * head_dim * (2 * s.len_q + 2 * keys)));
+            // A block copies its Q tile and, of K and V, the tiles it sees and one of zeros for each stage
+            // but one. P is in registers; O goes through shared memory once.
+            const std::int64_t blocks = 2 * 2,
+                               kv_tiles = 2 * block_tiles(s, mask, tile) + blocks * (stages - 1);
+            const std::int64_t rows = blocks * tile.block_q, row_bytes = 2 * head_dim;
+            CHECK(counters.shared_store_bytes ==
+                  unsigned_of((rows + kv_tiles * 2 * tile.block_kv + rows) * row_bytes));
+            CHECK(counters.shared_load_bytes == counters.ldmatrix * 512 + unsigned_of(rows * row_bytes));
+            CHECK(counters.shared_bank_conflicts == 0);
         }
     }
 }

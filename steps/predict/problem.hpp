@@ -43,9 +43,7 @@ template <class T> void set(testing::HostTensor<T>& t, const std::function<float
 // The counters of whatever f launches.
 inline simt::Counters count(const std::function<void()>& f) {
     if (!simt::hooks_enabled()) throw NothingCounted{};
-    simt::reset();
-    f();
-    return simt::total();
+    return simt::count(f);
 }
 
 // The counters of one call on standard normal inputs, or on those that `edit` leaves.

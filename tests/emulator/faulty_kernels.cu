@@ -72,6 +72,39 @@ __global__ void write_twice_kernel() {
     smem[threadIdx.x / 2] = 1;
 }
 
+// The same mistakes in device memory, where hardware needs as many barriers.
+__global__ void write_global_twice_kernel(float* y) {
+    y[threadIdx.x / 2] = 1;
+}
+
+__global__ void no_barrier_after_global_write_kernel(float* y, float* z) {
+    y[threadIdx.x] = 1;
+    z[threadIdx.x] = y[threadIdx.x ^ 32u];
+}
+
+__global__ void no_barrier_before_global_overwrite_kernel(float* x, float* z) {
+    if (threadIdx.x < 32) {
+        x[threadIdx.x] = 2;
+    } else {
+        z[threadIdx.x] = x[threadIdx.x - 32];
+    }
+}
+
+// Blocks have no barrier between them. Each of two blocks does one of two things to the same element.
+enum class Does { kReads, kWrites, kAdds };
+__global__ void blocks_kernel(int* shared_by_blocks, int* z, Does first, Does second) {
+    const Does mine = blockIdx.x == 0 ? first : second;
+    if (mine == Does::kReads) z[blockIdx.x] = *shared_by_blocks;
+    if (mine == Does::kWrites) *shared_by_blocks = 7;
+    if (mine == Does::kAdds) atomicAdd(shared_by_blocks, 1);
+}
+void run_blocks(Does first, Does second) {
+    gpu::DeviceBuffer<int> x(1), z(2);
+    const int zero = 0;
+    x.copy_from_host(&zero);
+    gpu::launch(blocks_kernel, 2, 1, 0, nullptr, x.data(), z.data(), first, second);
+}
+
 __global__ void diverge_at_barrier_kernel() {
     if (threadIdx.x < 16) {
         __syncthreads();
@@ -235,6 +268,31 @@ void forget_syncwarp() {
 }
 void write_shared_twice() {
     gpu::launch(write_twice_kernel, 1, 64, 256, nullptr);
+}
+void write_global_twice() {
+    Buffers b;
+    gpu::launch(write_global_twice_kernel, 1, 64, 0, nullptr, b.y.data());
+}
+void forget_barrier_after_global_write() {
+    Buffers b, c;
+    b.y.copy_from_host(std::vector<float>(kElements, 0.0f).data());
+    gpu::launch(no_barrier_after_global_write_kernel, 1, 64, 0, nullptr, b.y.data(), c.y.data());
+}
+void forget_barrier_before_global_overwrite() {
+    Buffers b;
+    gpu::launch(no_barrier_before_global_overwrite_kernel, 1, 64, 0, nullptr, b.x.data(), b.y.data());
+}
+void read_what_another_block_wrote() {
+    run_blocks(Does::kWrites, Does::kReads);
+}
+void write_what_another_block_wrote() {
+    run_blocks(Does::kWrites, Does::kWrites);
+}
+void write_what_another_block_read() {
+    run_blocks(Does::kReads, Does::kWrites);
+}
+void read_what_another_block_added() {
+    run_blocks(Does::kAdds, Does::kReads);
 }
 void diverge_at_barrier() {
     gpu::launch(diverge_at_barrier_kernel, 1, 32, 0, nullptr);

@@ -20,6 +20,16 @@ Floats from_constant_table(int n);
 void use_every_instruction(int repetitions);  // ldmatrix, mma, exp2_approx, atomicAdd, cp.async
 void ldmatrix_with_row_stride(int stride_bytes);
 void cp_async_with_row_stride(int stride_bytes);
+// One warp, one access of `bytes` (2, 4, 8 or 16) a lane, lane i at i * stride_bytes: a load from device
+// memory and a store to it; a store to shared memory and a load from it.
+void global_with_stride(int bytes, int stride_bytes, int offset_bytes = 0);
+void shared_with_stride(int bytes, int stride_bytes);
+void load_once_more_in_each_lane(
+    bool extra_load);                  // lane i of a warp loads element n at its n-th load, i + 1 times
+Floats exponentials(const Floats& x);  // expf, __expf and exp2_approx of each element, added up
+Floats reverse_through_global(const Floats& x, int blocks);  // as above, a barrier between write and read
+Floats one_launch_after_the_other(const Floats& x);  // the second reads what other blocks of the first wrote
+int add_in_every_block(int blocks);                  // atomically, to one number
 void launch_empty(unsigned grid_y, unsigned block_x, std::size_t shared_bytes);
 bool every_thread_runs_once(int blocks, int threads);
 void many_barriers(int barriers);
@@ -44,6 +54,13 @@ void forget_barrier_before_overwrite();
 void forget_barrier_after_zeroing();
 void forget_syncwarp();
 void write_shared_twice();
+void write_global_twice();
+void forget_barrier_after_global_write();
+void forget_barrier_before_global_overwrite();
+void read_what_another_block_wrote();
+void write_what_another_block_wrote();
+void write_what_another_block_read();
+void read_what_another_block_added();
 void diverge_at_barrier();
 void skip_barrier_in_one_warp();
 void exit_before_barrier();

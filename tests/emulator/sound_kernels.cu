@@ -121,6 +121,50 @@ __global__ void many_syncwarps_kernel(const float* x, float* y, int syncs) {
     y[threadIdx.x] = sum;
 }
 
+template <class T> __global__ void global_stride_kernel(const char* x, char* y, int stride_bytes) {
+    const unsigned place = threadIdx.x * static_cast<unsigned>(stride_bytes);
+    *reinterpret_cast<T*>(y + place) = *reinterpret_cast<const T*>(x + place);
+}
+template <class T> __global__ void shared_stride_kernel(T* y, int stride_bytes) {
+    char* smem = gpu::dynamic_smem<char>() + threadIdx.x * static_cast<unsigned>(stride_bytes);
+    *reinterpret_cast<T*>(smem) = T{};
+    __syncwarp();
+    y[threadIdx.x] = *reinterpret_cast<const T*>(smem);
+}
+template <class T> void run_shared_stride(int stride_bytes) {
+    gpu::DeviceBuffer<T> y(32);
+    gpu::launch(shared_stride_kernel<T>, 1, 32, static_cast<std::size_t>(32 * stride_bytes + 16), nullptr,
+                y.data(), stride_bytes);
+}
+
+template <bool kExtraLoad> __global__ void triangle_kernel(const float* x, float* y, int n) {
+    float sum = 0;
+    for (int i = 0; i <= static_cast<int>(threadIdx.x); ++i) sum += x[i];
+    if (kExtraLoad) sum += x[n - 1];
+    y[threadIdx.x] = sum;
+}
+
+__global__ void exponentials_kernel(const float* x, float* y) {
+    const float value = x[threadIdx.x];
+    y[threadIdx.x] = expf(value) + __expf(value) + gpu::exp2_approx(value);
+}
+
+__global__ void reverse_global_kernel(const float* x, float* between, float* y) {
+    const unsigned first = blockIdx.x * blockDim.x;
+    between[first + threadIdx.x] = x[first + threadIdx.x];
+    __syncthreads();
+    y[first + threadIdx.x] = between[first + blockDim.x - 1 - threadIdx.x];
+}
+
+__global__ void neighbour_kernel(const float* x, float* y) {
+    const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+    y[i] = x[(i + blockDim.x) % (gridDim.x * blockDim.x)];
+}
+
+__global__ void count_blocks_kernel(int* counter) {
+    atomicAdd(counter, 1);
+}
+
 __global__ void empty_kernel() {}
 
 __global__ void visit_kernel(int* visits) {
@@ -236,6 +280,63 @@ Floats many_syncwarps(int syncs) {
     gpu::DeviceBuffer<float> out(32);
     gpu::launch(many_syncwarps_kernel, 1, 32, 512 + 128, nullptr, in.data(), out.data(), syncs);
     return to_host(out);
+}
+
+void global_with_stride(int bytes, int stride_bytes, int offset_bytes) {
+    const auto size = static_cast<std::size_t>(32 * stride_bytes + offset_bytes + 16);
+    gpu::DeviceBuffer<char> x(size), y(size);
+    x.copy_from_host(std::vector<char>(size, 1).data());
+    const auto kernel = bytes == 2   ? global_stride_kernel<short>
+                        : bytes == 4 ? global_stride_kernel<float>
+                        : bytes == 8 ? global_stride_kernel<float2>
+                                     : global_stride_kernel<float4>;
+    gpu::launch(kernel, 1, 32, 0, nullptr, x.data() + offset_bytes, y.data() + offset_bytes, stride_bytes);
+}
+
+void shared_with_stride(int bytes, int stride_bytes) {
+    if (bytes == 2) run_shared_stride<short>(stride_bytes);
+    if (bytes == 4) run_shared_stride<float>(stride_bytes);
+    if (bytes == 8) run_shared_stride<float2>(stride_bytes);
+    if (bytes == 16) run_shared_stride<float4>(stride_bytes);
+}
+
+void load_once_more_in_each_lane(bool extra_load) {
+    const auto in = to_device(Floats(32, 1.0f));
+    gpu::DeviceBuffer<float> out(32);
+    gpu::launch(extra_load ? triangle_kernel<true> : triangle_kernel<false>, 1, 32, 0, nullptr, in.data(),
+                out.data(), 32);
+}
+
+Floats exponentials(const Floats& x) {
+    const auto in = to_device(x);
+    gpu::DeviceBuffer<float> out(x.size());
+    gpu::launch(exponentials_kernel, 1, static_cast<unsigned>(x.size()), 0, nullptr, in.data(), out.data());
+    return to_host(out);
+}
+
+Floats reverse_through_global(const Floats& x, int blocks) {
+    const auto in = to_device(x);
+    gpu::DeviceBuffer<float> between(x.size()), out(x.size());
+    gpu::launch(reverse_global_kernel, static_cast<unsigned>(blocks),
+                static_cast<unsigned>(x.size()) / static_cast<unsigned>(blocks), 0, nullptr, in.data(),
+                between.data(), out.data());
+    return to_host(out);
+}
+
+Floats one_launch_after_the_other(const Floats& x) {
+    auto a = to_device(x), b = to_device(x);
+    const auto blocks = static_cast<unsigned>(x.size() / 32);
+    gpu::launch(neighbour_kernel, blocks, 32, 0, nullptr, a.data(), b.data());
+    gpu::launch(neighbour_kernel, blocks, 32, 0, nullptr, b.data(), a.data());
+    return to_host(a);
+}
+
+int add_in_every_block(int blocks) {
+    gpu::DeviceBuffer<int> counter(1);
+    const int zero = 0;
+    counter.copy_from_host(&zero);
+    gpu::launch(count_blocks_kernel, static_cast<unsigned>(blocks), 64, 0, nullptr, counter.data());
+    return to_host(counter)[0];
 }
 
 void launch_empty(unsigned grid_y, unsigned block_x, std::size_t shared_bytes) {

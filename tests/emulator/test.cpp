@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <fstream>
 #include <set>
@@ -148,18 +149,119 @@ TEST_CASE("totals add up over launches until reset") {
 
 TEST_CASE(
     "bank conflicts: rows 128 bytes apart share their banks, an odd multiple of 16 bytes apart they do not") {
-    ldmatrix_with_row_stride(128);
-    CHECK(simt::last_launch().shared_bank_conflicts == 4 * 7);
-    ldmatrix_with_row_stride(64);
-    CHECK(simt::last_launch().shared_bank_conflicts == 4 * 3);
-    ldmatrix_with_row_stride(144);
-    CHECK(simt::last_launch().shared_bank_conflicts == 0);
-    ldmatrix_with_row_stride(16);
-    CHECK(simt::last_launch().shared_bank_conflicts == 0);
-    cp_async_with_row_stride(128);
-    CHECK(simt::last_launch().shared_bank_conflicts == 4 * 7);
-    cp_async_with_row_stride(144);
-    CHECK(simt::last_launch().shared_bank_conflicts == 0);
+    const auto conflicts = [](void (*kernel)(int), int stride_bytes) {
+        return simt::count([=] { kernel(stride_bytes); }).shared_bank_conflicts;
+    };
+    CHECK(conflicts(ldmatrix_with_row_stride, 128) == 4 * 7);
+    CHECK(conflicts(ldmatrix_with_row_stride, 64) == 4 * 3);
+    CHECK(conflicts(ldmatrix_with_row_stride, 144) == 0);
+    CHECK(conflicts(ldmatrix_with_row_stride, 16) == 0);
+    CHECK(conflicts(cp_async_with_row_stride, 128) == 4 * 7);
+    CHECK(conflicts(cp_async_with_row_stride, 144) == 0);
+}
+
+TEST_CASE(
+    "bank conflicts of plain loads and stores: 4, 8 and 16 bytes a lane go in one, two and four parts") {
+    if (hooks_are_off()) return;
+    struct Line {
+        int bytes, stride_bytes;
+        std::uint64_t conflicts;  // of one store and of one load
+    };
+    for (const Line& line : {Line{4, 4, 0}, Line{4, 8, 1}, Line{4, 128, 31}, Line{4, 132, 0}, Line{4, 64, 15},
+                             Line{4, 12, 0}, Line{2, 2, 0}, Line{2, 4, 0}, Line{2, 128, 31}, Line{2, 64, 15},
+                             Line{8, 8, 0}, Line{8, 16, 2 * 1}, Line{8, 128, 2 * 15}, Line{8, 136, 0},
+                             Line{16, 16, 0}, Line{16, 32, 4 * 1}, Line{16, 128, 4 * 7}, Line{16, 144, 0}}) {
+        CAPTURE(line.bytes);
+        CAPTURE(line.stride_bytes);
+        const auto c = simt::count([&] { shared_with_stride(line.bytes, line.stride_bytes); });
+        CHECK(c.shared_store_requests == 1);
+        CHECK(c.shared_load_requests == 1);
+        CHECK(c.shared_bank_conflicts == 2 * line.conflicts);
+    }
+}
+
+TEST_CASE("a request to device memory takes the sectors of 32 bytes that its lanes touch") {
+    if (hooks_are_off()) return;
+    struct Line {
+        int bytes, stride_bytes, offset_bytes;
+        std::uint64_t sectors;
+    };
+    for (const Line& line : {Line{4, 4, 0, 4}, Line{4, 4, 4, 5}, Line{4, 8, 0, 8}, Line{4, 32, 0, 32},
+                             Line{4, 256, 0, 32}, Line{2, 2, 0, 2}, Line{2, 128, 0, 32}, Line{8, 8, 0, 8},
+                             Line{16, 16, 0, 16}, Line{16, 16, 16, 17}, Line{16, 64, 0, 32}}) {
+        CAPTURE(line.bytes);
+        CAPTURE(line.stride_bytes);
+        CAPTURE(line.offset_bytes);
+        const auto c =
+            simt::count([&] { global_with_stride(line.bytes, line.stride_bytes, line.offset_bytes); });
+        CHECK(c.global_load_requests == 1);
+        CHECK(c.global_store_requests == 1);
+        CHECK(c.global_load_sectors == line.sectors);
+        CHECK(c.global_store_sectors == line.sectors);
+    }
+}
+
+TEST_CASE("lanes that loop for different times share the requests of the turns they take") {
+    if (hooks_are_off()) return;
+    const auto c = simt::count([] { load_once_more_in_each_lane(false); });
+    CHECK(c.global_load_requests == 32);  // as many as the longest lane's turns
+    CHECK(c.global_load_sectors == 32);   // one address each
+    CHECK(c.global_load_bytes_issued == 4 * 32 * 33 / 2);
+    const auto more = simt::count([] { load_once_more_in_each_lane(true); });
+    CHECK(more.global_load_requests == 33);
+    CHECK(more.global_load_sectors == 33);
+    CHECK(more.global_load_bytes_issued - c.global_load_bytes_issued == 4 * 32);
+}
+
+TEST_CASE("one load added to a kernel adds exactly its requests and sectors") {
+    if (hooks_are_off()) return;
+    const Floats x(1024, 1.0f);
+    const auto before = simt::count([&] { scale(x, false); }), after = simt::count([&] { scale(x, true); });
+    CHECK(before.global_load_requests == 32);
+    CHECK(before.global_load_sectors == 32 * 4);
+    CHECK(after.global_load_requests == 2 * 32);
+    // The neighbours' elements begin 4 bytes further on, in a fifth sector; those of the last warp wrap
+    // around.
+    CHECK(after.global_load_sectors == 32 * (4 + 5));
+    CHECK(after.global_store_sectors == before.global_store_sectors);
+}
+
+TEST_CASE("requests and conflicts are counted inside of count() only, whose result is that of its launches") {
+    global_with_stride(4, 4);
+    CHECK(simt::last_launch().global_load_requests == 0);
+    simt::reset();
+    use_every_instruction(1);
+    const auto c = simt::count([] { use_every_instruction(2); });
+    CHECK(c.launches == 1);
+    CHECK(c.exp2 == 64 * 2);
+    CHECK(simt::total().exp2 == 64 * 3);
+    CHECK_THROWS_AS(simt::count([] { diverge_at_barrier(); }), simt::EmulatorError);
+    use_every_instruction(1);
+    CHECK(simt::last_launch().shared_load_requests == 0);
+    if (hooks_are_off()) return;
+    CHECK(c.shared_load_requests == c.ldmatrix);
+    CHECK(c.shared_store_requests == 2 * 2);  // cp.async, two warps
+    CHECK(c.global_load_requests == 2 * 2);   // likewise
+    CHECK(c.global_load_sectors == 2 * 2 * 512 / 32);
+    CHECK(c.global_store_requests == 2 + 2);  // y; the atomics of one lane
+}
+
+TEST_CASE("expf, __expf and exp2_approx are the exponentials that are counted") {
+    const float x = 0.75f;
+    const Floats y = exponentials(Floats(40, x));
+    CHECK(y[39] == doctest::Approx(2 * std::exp(0.75) + std::exp2(0.75)));
+    CHECK(simt::last_launch().exp2 == 3 * 40);
+}
+
+TEST_CASE("what a barrier, an atomic or the end of a launch orders in device memory is no race") {
+    Floats x(128), reversed(128);
+    for (int i = 0; i < 128; ++i) x[i] = static_cast<float>(i);
+    for (int i = 0; i < 128; ++i) reversed[i] = x[i / 64 * 64 + 63 - i % 64];
+    CHECK(reverse_through_global(x, 2) == reversed);
+    Floats twice(128);
+    for (int i = 0; i < 128; ++i) twice[i] = x[(i + 64) % 128];
+    CHECK(one_launch_after_the_other(x) == twice);
+    CHECK(add_in_every_block(5) == 5 * 64);
 }
 
 TEST_CASE("every thread of a three-dimensional launch runs once, up to 1024 threads a block") {
@@ -346,6 +448,34 @@ TEST_CASE("two threads writing one place without a barrier are reported") {
     if (hooks_are_off()) return;
     check_reported(write_shared_twice,
                    {"write_twice_kernel", "thread (", "write of 4 bytes", "wrote with no barrier"});
+}
+
+TEST_CASE("threads of a block that touch a place in device memory with no barrier in between are reported") {
+    if (hooks_are_off()) return;
+    check_reported(write_global_twice, {"write_global_twice_kernel", "thread (", "write of 4 bytes",
+                                        "of an allocation of 1200 bytes", "wrote with no barrier"});
+    check_reported(forget_barrier_after_global_write,
+                   {"no_barrier_after_global_write_kernel", "of 4 bytes", "with no barrier in between"});
+    check_reported(forget_barrier_before_global_overwrite,
+                   {"no_barrier_before_global_overwrite_kernel", "of 4 bytes", "with no barrier in between"});
+}
+
+TEST_CASE("two blocks that touch a place in device memory, one of them writing, are reported") {
+    if (hooks_are_off()) return;
+    for (const auto faulty : {read_what_another_block_wrote, write_what_another_block_read,
+                              write_what_another_block_wrote, read_what_another_block_added}) {
+        check_reported(faulty, {"blocks_kernel", "block (", "thread (0,0,0)", "of 4 bytes at 0x",
+                                "byte 0 of an allocation of 4 bytes", "which thread (0,0,0) of block (",
+                                "in this launch; nothing orders blocks"});
+    }
+}
+
+TEST_CASE("a report of an access names its source line") {
+    if (hooks_are_off()) return;
+    for (const auto faulty :
+         {read_past_the_end, read_what_another_block_wrote, write_shared_twice, overwrite_cp_async_in_flight,
+          ldmatrix_past_shared, cp_async_of_nothing_from_a_misaligned_source})
+        check_reported(faulty, {", faulty_kernels.cu:"});
 }
 
 TEST_CASE("C3: a barrier in a divergent branch is reported, with both places") {
