@@ -49,8 +49,9 @@ inline int built_head_dim(int head_dim) {
 }
 
 inline std::int64_t workspace_bytes(const Shape& shape, bool deterministic) {
-    const std::int64_t rows = static_cast<std::int64_t>(shape.batch) * shape.heads_q * padded_rows(shape);
-    return rows * (2 + (deterministic ? 0 : built_head_dim(shape.head_dim))) * 4;
+    detail::check_shape(shape, kLimits);
+    const int dq_floats = deterministic ? 0 : built_head_dim(shape.head_dim);
+    return checked_bytes({shape.batch, shape.heads_q, padded_rows(shape), 2 + dq_floats, 4});
 }
 
 template <class T> RowData row_data(const BackwardArgs<T>& args) {
