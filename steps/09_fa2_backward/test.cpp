@@ -9,6 +9,7 @@
 #include "attention.hpp"
 #include "backward_cpu.hpp"
 #include "common/gpu/device.hpp"
+#include "common/reference.hpp"
 #include "common/testing/backward_conformance.hpp"
 #include "common/testing/needs_device.hpp"
 #include "doctest/doctest.h"
@@ -17,7 +18,9 @@ using namespace flash;
 using namespace flash::step09;
 using flash::gpu::DeviceBuffer;
 using flash::testing::BackwardCase;
+using flash::testing::ForwardCall;
 using flash::testing::HostBuffer;
+using flash::testing::Pattern;
 using flash::testing::Storage;
 
 namespace {
@@ -156,6 +159,36 @@ TEST_CASE_TEMPLATE("the diagonal may cross a tile at any key", T, fp16, bf16) {
 
 // ---------------------------------------------------------------------------------------------------------
 // Forward and backward together
+
+TEST_CASE_TEMPLATE("forward and backward of the step together give the gradients of attention", T, fp16,
+                   bf16) {
+    for (const int head_dim : {64, 128, 256}) {
+        const Shape s{1, 2, 1, 70, 90, head_dim};
+        auto call = flash::testing::make_backward_call<T>({{"", s, Mask::causal_bottom_right(s)}}, true);
+        auto expected = flash::testing::expect_gradients(call, 1);
+        // O and L are now the step's own, as the twin's are its own.
+        const auto twin = twin_backward(call.host_args());
+        expected.dq.twin.assign(twin.dq.begin(), twin.dq.end());
+        expected.dk.twin.assign(twin.dk.begin(), twin.dk.end());
+        expected.dv.twin.assign(twin.dv.begin(), twin.dv.end());
+        auto forward = flash::testing::make_call<T>({"", s, call.mask}, true);
+        forward.q = call.q;
+        forward.k = call.k;
+        forward.v = call.v;
+        flash::testing::execute_on<T, DeviceBuffer> (&attention_forward<T>)(forward, {});
+        const auto guard = ForwardCall<T>::kLseGuard;
+        call.o = forward.o;
+        call.lse.assign(forward.lse.begin() + guard, forward.lse.end() - guard);
+        const auto step =
+            flash::testing::backward_step<T, DeviceBuffer>(&attention_backward<T>, &backward_workspace_bytes);
+        for (const bool deterministic : {false, true}) {
+            call.choose_mode(deterministic, backward_workspace_bytes(s, deterministic));
+            auto run = call;
+            step.execute(run, {});
+            CHECK(flash::testing::judge(call, run, expected, Pattern::kNormal).failure == "");
+        }
+    }
+}
 
 TEST_CASE("forward.cu and head_dims.hpp are step 08's but for the step's number") {
     for (const auto& [mine, theirs] :
