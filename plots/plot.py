@@ -11,6 +11,7 @@ import pathlib
 import sys
 
 import pictures_gpu
+import pictures_lessons
 import pictures_study
 import results
 from drawing import INK, STYLES, Skip, axis_of_lengths, needed, plt, save, style
@@ -251,7 +252,7 @@ LESSONS = {
         io_model,
     )
 }
-PICTURES = {**LESSONS, **pictures_gpu.PICTURES, **pictures_study.PICTURES}
+PICTURES = {**LESSONS, **pictures_lessons.PICTURES, **pictures_gpu.PICTURES, **pictures_study.PICTURES}
 
 
 def rows_for(name, rows):

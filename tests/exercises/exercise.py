@@ -1,0 +1,328 @@
+#!/usr/bin/env python3
+"""A step's exercise: builds your file in the place of the solution and runs the step's own tests, easiest first.
+
+    STEP=05 cmake --workflow --preset exercise
+
+The first run lays the files, with blanks and hints, in exercises/05_flash_forward; git ignores that folder and nothing
+is ever written over a file in it. Edit, run again. The run stops at the first test that fails and says which hint to
+read; when all pass, the step is done. Without STEP the ladder is shown.
+
+    exercise.py --build BUILD [--step 05] [--folder exercises]
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+import time
+import xml.etree.ElementTree
+
+from exercises import BLANK, ROOT, BadVariant, all_exercises
+from workbench import Tree, compile_command, filters, link_with
+
+TIMEOUT = 300  # seconds for one test; the slowest takes some twenty
+STATE = "progress.json"
+
+
+class Terminal:
+    def __init__(self, stream=sys.stdout):
+        self.is_live = stream.isatty()
+        self.is_coloured = self.is_live and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        self.width = min(110, shutil.get_terminal_size((100, 24)).columns)
+
+    def paint(self, code, text):
+        return f"\033[{code}m{text}\033[0m" if self.is_coloured else text
+
+    def good(self, text):
+        return self.paint("32", text)
+
+    def bad(self, text):
+        return self.paint("31;1", text)
+
+    def wrapped(self, text, indent):
+        return textwrap.fill(text, self.width, initial_indent=indent, subsequent_indent=indent)
+
+
+def relative(path):
+    """A path as the reader would type it, where that is shorter."""
+    try:
+        short = os.path.relpath(path)
+    except ValueError:
+        return str(path)
+    return str(path) if short.startswith("..") else short
+
+
+class Progress:
+    """Which steps are done. Kept beside the reader's files: a step counts as done as long as the files are those that
+    passed."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.path = folder / STATE
+        try:
+            self.passed = json.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            self.passed = {}
+
+    @staticmethod
+    def digest(paths):
+        return hashlib.sha256(b"\0".join(path.read_bytes() for path in paths)).hexdigest()
+
+    def files(self, exercise):
+        return [self.folder / exercise.step_dir.name / name for name in exercise.changed]
+
+    def is_done(self, exercise):
+        paths = self.files(exercise)
+        if not all(path.is_file() for path in paths):
+            return False
+        return self.passed.get(exercise.number) == self.digest(paths)
+
+    def mark(self, exercise):
+        self.passed[exercise.number] = self.digest(self.files(exercise))
+        self.path.write_text(json.dumps(self.passed, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def show_ladder(exercises, progress, current, terminal):
+    for number, exercise in exercises.items():
+        begun = any(path.is_file() for path in progress.files(exercise))
+        state = "done" if progress.is_done(exercise) else "begun" if begun else "to do"
+        mark = {"done": terminal.good("x"), "begun": "~", "to do": " "}[state]
+        pointer = terminal.paint("1", "  <- this one") if number == current else ""
+        print(f"  [{mark}] {exercise.step_dir.name:22} {state:6}{pointer}")
+    print()
+
+
+def lay(exercise, folder):
+    """Writes the files of the exercise that are not there yet. Returns the reader's files and what was written."""
+    directory = folder / exercise.step_dir.name
+    directory.mkdir(parents=True, exist_ok=True)
+    files, written = [], []
+    for name in exercise.changed:
+        file = directory / name
+        files.append(file)
+        try:
+            with open(file, "x", encoding="utf-8") as stream:
+                stream.write(exercise.blanked(name))
+            written.append(file)
+        except FileExistsError:
+            pass
+    return files, written
+
+
+def build(exercise, files, tree, terminal):
+    """The step's test program with the reader's files in it; exits with the compiler's words when they do not
+    compile."""
+    target = f"step{exercise.number}_test"
+    workplace = tree.directory / "exercises" / exercise.number
+    workplace.mkdir(parents=True, exist_ok=True)
+    objects = []
+    for file in files:
+        commands = [
+            command for source, _, command in tree.objects_of(exercise.number, exercise.step_dir, [file.name])
+            if pathlib.Path(source).name == file.name
+        ]
+        output = workplace / f"{file.stem}.o"
+        words = compile_command(commands[0], file, output, exercise.step_dir)
+        # Half-finished work has unused names; they are no error here.
+        words[-4:-4] = ["-Wno-error"]
+        if terminal.is_coloured:
+            words[-4:-4] = ["-fdiagnostics-color=always"]
+        made = subprocess.run(words, cwd=tree.directory, capture_output=True, text=True)
+        if made.returncode:
+            print(f"{terminal.bad('It does not compile.')} {relative(file)}:\n")
+            lines = (made.stderr + made.stdout).replace(str(file), relative(file)).splitlines()
+            print("\n".join(lines[:40]))
+            if len(lines) > 40:
+                print(f"... and {len(lines) - 40} more lines; begin with the first error")
+            sys.exit(1)
+        objects.append(output)
+    program = workplace / target
+    made = subprocess.run(
+        link_with(tree.link_command(target), objects, program), cwd=tree.directory, capture_output=True, text=True
+    )
+    if made.returncode:
+        print(f"{terminal.bad('It compiles but does not link:')}\n\n{(made.stderr + made.stdout).strip()[:3000]}")
+        sys.exit(1)
+    return program
+
+
+class Outcome:
+    """What a run of some test cases reported."""
+
+    def __init__(self, program, names, without=()):
+        report = program.parent / "report.xml"
+        report.unlink(missing_ok=True)
+        words = [program, "-r=xml", f"-o={report}"]
+        words += [f"-tc={filters(names)}"] if names else []
+        words += [f"-tce={filters(without)}"] if without else []
+        self.cases, self.failed, self.expected, self.got, self.where = 0, "", "", "", ""
+        try:
+            ran = subprocess.run(words, cwd=program.parent, capture_output=True, text=True, timeout=TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self.failed, self.expected = "the run", f"an end within {TIMEOUT} seconds"
+            self.got = "none: is there a loop that never ends?"
+            return
+        try:
+            root = xml.etree.ElementTree.parse(report).getroot()
+        except (OSError, xml.etree.ElementTree.ParseError):
+            self.failed, self.expected = "the run", "a report"
+            self.got = f"the program died ({ran.returncode}). {ran.stderr.strip()[-300:]}"
+            return
+        for case in root.iter("TestCase"):
+            result = case.find("OverallResultsAsserts")
+            if case.get("skipped") == "true" or result is None:
+                continue
+            self.cases += 1
+            if not self.failed and result.get("test_case_success") != "true":
+                self.read_failure(case)
+        if not self.failed and ran.returncode:
+            self.failed, self.expected = "the run", "exit status 0"
+            self.got = f"{ran.returncode}. {(ran.stdout + ran.stderr).strip()[-300:]}"
+
+    def read_failure(self, case):
+        self.failed = case.get("name")
+        for element in case.iter():
+            if element.tag == "Exception":
+                self.expected, self.got = "no exception", (element.text or "").strip()
+                return
+            if element.tag == "Message" and element.get("type") != "WARNING":
+                self.expected, self.got = "no failure", " ".join("".join(element.itertext()).split())
+                return
+            if element.tag != "Expression" or element.get("success") == "true":
+                continue
+            original, expanded = ((element.findtext(tag) or "").strip() for tag in ("Original", "Expanded"))
+            self.where = f"{pathlib.Path(element.get('filename', '')).name}:{element.get('line')}"
+            exception = element.findtext("Exception")
+            self.expected = original
+            self.got = exception.strip() if exception else expanded
+            sides = expanded.rsplit(" == ", 1)
+            if len(sides) == 2 and not exception:
+                self.got = sides[0].strip().strip('"')
+                wanted = sides[1].strip()
+                self.expected = f"{original}" if wanted in ('""', "") else f"{wanted}  ({original})"
+                if wanted in ('""', ""):
+                    self.expected = "O and L as in double precision"
+            return
+
+
+def first_open(blanks, files, exercise):
+    """Of the blanks that a failure may come from, the first that the reader has not touched; else the first."""
+    untouched = set()
+    for file in files:
+        text = file.read_text(encoding="utf-8", errors="replace")
+        for marks, before, _ in exercise.pieces(file.name):
+            if marks and before and before in text:
+                untouched.update(marks)
+    return next((blank for blank in blanks if blank in untouched), blanks[0])
+
+
+def line_of(blank, files):
+    """Where the reader's file has a blank's mark."""
+    for file in files:
+        for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+            if (match := BLANK.match(line)) and int(match[1]) == blank:
+                return f"{relative(file)}:{number}"
+    return relative(files[0])
+
+
+def explain(outcome, blanks, files, exercise, terminal):
+    print(terminal.wrapped(f"expected  {outcome.expected}", "     "))
+    print(terminal.wrapped(f"got       {outcome.got}", "     "))
+    if outcome.where:
+        print(f"     in        {outcome.where} of the step")
+    if blanks:
+        blank = first_open(blanks, files, exercise)
+        numbers = [number for _, number, _ in exercise.hints()[blank]]
+        more = f", and if that is not enough {', '.join(numbers[1:])}" if len(numbers) > 1 else ""
+        print(f"\n  Read hint {numbers[0]}{more}: {line_of(blank, files)}")
+
+
+def run_tests(exercise, files, program, terminal):
+    """Whether everything passes; stops at the first failure."""
+    total = len(exercise.tests) + 1
+    for place, (name, blanks) in enumerate([*exercise.tests, ("", ())], 1):
+        title = name or "all other tests of the step"
+        if terminal.is_live:
+            print(f"  {place}/{total}  {title} ...", end="\r", flush=True)
+        began = time.monotonic()
+        outcome = Outcome(program, [name]) if name else Outcome(program, [], [test for test, _ in exercise.tests])
+        took = time.monotonic() - began
+        verdict = terminal.bad("FAILED") if outcome.failed else terminal.good("ok")
+        print(f"  {place}/{total}  {title} ... {verdict}" + (f" ({took:.0f} s)" if took >= 2 else ""))
+        if outcome.failed:
+            if not name and outcome.failed != "the run":
+                print(f"     {outcome.failed}")
+            explain(outcome, blanks, files, exercise, terminal)
+            return False
+    return True
+
+
+def title_of(exercise):
+    return (exercise.step_dir / "README.md").read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+
+
+def wanted_step(given, exercises):
+    """The number of a step as the exercises name it; exits with what to type where there is none."""
+    known = f"the steps with an exercise are {min(exercises)} to {max(exercises)}"
+    if not given:
+        return None
+    number = given.split("_")[0].zfill(2)
+    if number not in exercises:
+        sys.exit(f"STEP is '{given}'; {known}: STEP=05 cmake --workflow --preset exercise")
+    return number
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", required=True, help="build tree that has the step's test program")
+    parser.add_argument("--step", default=os.environ.get("STEP", ""), help="two digits; $STEP where it is left out")
+    parser.add_argument("--folder", type=pathlib.Path, default=ROOT / "exercises", help="where your files lie")
+    arguments = parser.parse_args()
+    terminal = Terminal()
+    folder = arguments.folder.resolve()
+
+    exercises = all_exercises()
+    number = wanted_step(arguments.step, exercises)
+    progress = Progress(folder)
+    if number is None:
+        current = next((n for n, exercise in exercises.items() if not progress.is_done(exercise)), None)
+        show_ladder(exercises, progress, current, terminal)
+        sys.exit(f"STEP says which exercise: STEP={current or '01'} cmake --workflow --preset exercise")
+    exercise = exercises[number]
+    print(f"\n{terminal.paint('1', title_of(exercise))}")
+    print(terminal.wrapped(exercise.idea[0].upper() + exercise.idea[1:], "") + "\n")
+    files, written = lay(exercise, folder)
+    show_ladder(exercises, progress, number, terminal)
+    for file in written:
+        count = len(BLANK.findall(file.read_text(encoding="utf-8")))
+        print(f"Laid {relative(file)}, with {count} blanks: look for YOUR TURN.")
+    tree = Tree(arguments.build)
+    print(f"Building {', '.join(relative(file) for file in files)} ...", flush=True)
+    program = build(exercise, files, tree, terminal)
+    print()
+    if not run_tests(exercise, files, program, terminal):
+        print(f"\n  Then again: STEP={number} cmake --workflow --preset exercise")
+        sys.exit(1)
+    progress.mark(exercise)
+    done = sum(progress.is_done(each) for each in exercises.values())
+    print(f"\n{terminal.good('Done.')} {done} of {len(exercises)} exercises pass. Compare with the solution:")
+    for file in files:
+        print(f"  diff {relative(file)} {relative(exercise.step_dir / file.name)}")
+    following = next((n for n, each in exercises.items() if not progress.is_done(each)), None)
+    if following:
+        print(f"Next: {relative(exercises[following].step_dir / 'README.md')}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except BadVariant as error:
+        sys.exit(str(error))
+    except KeyboardInterrupt:
+        sys.exit(130)
