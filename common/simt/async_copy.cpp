@@ -54,6 +54,7 @@ void cp_async(std::uint32_t shared, const void* source, int bytes) {
         if (bytes > 0) note_access(from, copied, Access::kRead, machine.site);
         note_access(to, kRow, Access::kWrite, machine.site);
     }
+    machine.site = nullptr;
     mark_row(shared, kMaxStamp, kInFlight);
     std::memset(reinterpret_cast<void*>(to), 0xff, kRow);  // NaN, whoever reads it all the same
     thread.copies.push_back({shared, bytes, source, thread.committed_groups});

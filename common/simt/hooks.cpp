@@ -21,6 +21,7 @@ template <std::size_t kBytes> inline void aligned(const void* address, Access ac
     m->site = site;
     if (place % kBytes != 0) flash::simt::fail_misaligned(access, kBytes, place);
     flash::simt::access_memory(*m, place, kBytes, access);
+    m->site = nullptr;
 }
 
 inline void any(const void* address, std::size_t bytes, Access access, const void* site) {
@@ -30,6 +31,7 @@ inline void any(const void* address, std::size_t bytes, Access access, const voi
     if (m->notes_accesses)
         flash::simt::note_access(reinterpret_cast<std::uintptr_t>(address), bytes, access, site);
     flash::simt::access_memory(*m, reinterpret_cast<std::uintptr_t>(address), bytes, access);
+    m->site = nullptr;
 }
 
 }  // namespace

@@ -124,7 +124,7 @@ struct Machine {
     std::uint64_t block_serial = 0, launch_serial = 0;  // first block of the launch
     Cell* cells = nullptr;
     bool notes_accesses = false;  // inside count()
-    const void* site = nullptr;   // the instruction whose access is being looked at
+    const void* site = nullptr;   // the instruction whose access is being looked at, while it is
     Counters counters;
 
     Launch launch{};

@@ -176,9 +176,8 @@ void access_line(Machine& m, std::uintptr_t address, std::size_t bytes, Access a
 }
 
 void read_cell(Machine& m, Cell& cell, std::size_t bytes, std::uintptr_t address) {
-    const std::uint32_t stamp = cell.write >> kStampShift;
-    if (stamp < m.block_start || (cell.write & kInFlight) != 0 || !is_ordered(cell.write))
-        fail_shared(Access::kRead, bytes, address);
+    const bool written = cell.write >> kStampShift >= m.block_start && (cell.write & kInFlight) == 0;
+    if (!written || !is_ordered(cell.write)) fail_shared(Access::kRead, bytes, address);
     note_read(m, cell);
 }
 
@@ -246,6 +245,7 @@ void check_access(std::uintptr_t address, std::size_t bytes, Access access, cons
     if (address % bytes != 0) fail_misaligned(access, bytes, address);
     access_memory(machine, address, bytes, access);
     if (machine.notes_accesses) note_access(address, bytes, access, site);
+    machine.site = nullptr;
 }
 
 std::uint32_t advance_time() {

@@ -52,7 +52,7 @@ struct Failure {
 Failure failure;  // of the fiber that has just called fail()
 
 void set_error(const Thread& thread, const std::string& what) {
-    const std::string line = source_line(std::exchange(machine.site, nullptr));
+    const std::string line = source_line(machine.site);
     machine.error = "kernel " + symbol_name(machine.launch.kernel) + ", block " +
                     index_name(built_ins.block_idx) + ", " + thread_name(thread) +
                     (line.empty() ? "" : ", " + line) + ": " + what + " [warp order seed " +
@@ -245,6 +245,7 @@ void run(const Launch& launch) {
     machine.launch = launch;
     machine.shared_bytes = launch.shared_bytes;
     machine.error.clear();
+    machine.site = nullptr;
     machine.counters = {};
     machine.counters.launches = 1;
     machine.launch_serial = machine.block_serial + 1;

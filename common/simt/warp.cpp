@@ -1,5 +1,6 @@
 // What the threads of a block or warp do together: barriers, shuffles, votes; and atomics.
 #include <algorithm>
+#include <functional>
 
 #include "common/simt/machine.hpp"
 #include "common/simt/warp_operation.hpp"
@@ -68,6 +69,7 @@ std::uint64_t shuffle(std::uint32_t mask, std::uint64_t value, int source_lane, 
         std::uint64_t result;
     } mine{value, source_lane, 0};
     if ((mask >> source_lane & 1u) == 0) {
+        machine.site = __builtin_return_address(0);
         fail([=] {
             return "a shuffle reads lane " + std::to_string(source_lane) + ", which its mask leaves out";
         });
@@ -99,40 +101,34 @@ int lane_id() {
 namespace {
 
 // Threads take turns between hooks only, so a plain update is atomic.
-template <class T, class Update> T atomic(T* address, const void* site, Update update) {
+template <class T, class Update> T atomic(T* address, T value, const void* site, Update update) {
     check_access(reinterpret_cast<std::uintptr_t>(address), sizeof(T), Access::kAtomic, site);
     ++machine.counters.atomics;
     const T before = *address;
-    *address = update(before);
+    *address = static_cast<T>(update(before, value));
     return before;
 }
+constexpr auto kLarger = [](auto a, auto b) { return std::max(a, b); };
 
 }  // namespace
 
 }  // namespace flash::simt
 
-int atomicAdd(int* address, int value) {
-    return flash::simt::atomic(address, __builtin_return_address(0), [value](int old) {
-        return static_cast<int>(static_cast<unsigned>(old) + static_cast<unsigned>(value));
-    });
+int atomicAdd(int* address, int value) {  // wraps around
+    return flash::simt::atomic(address, value, __builtin_return_address(0), std::plus<unsigned>());
 }
 unsigned atomicAdd(unsigned* address, unsigned value) {
-    return flash::simt::atomic(address, __builtin_return_address(0),
-                               [value](unsigned old) { return old + value; });
+    return flash::simt::atomic(address, value, __builtin_return_address(0), std::plus<>());
 }
 unsigned long long atomicAdd(unsigned long long* address, unsigned long long value) {
-    return flash::simt::atomic(address, __builtin_return_address(0),
-                               [value](unsigned long long old) { return old + value; });
+    return flash::simt::atomic(address, value, __builtin_return_address(0), std::plus<>());
 }
 float atomicAdd(float* address, float value) {
-    return flash::simt::atomic(address, __builtin_return_address(0),
-                               [value](float old) { return old + value; });
+    return flash::simt::atomic(address, value, __builtin_return_address(0), std::plus<>());
 }
 int atomicMax(int* address, int value) {
-    return flash::simt::atomic(address, __builtin_return_address(0),
-                               [value](int old) { return std::max(old, value); });
+    return flash::simt::atomic(address, value, __builtin_return_address(0), flash::simt::kLarger);
 }
 unsigned atomicMax(unsigned* address, unsigned value) {
-    return flash::simt::atomic(address, __builtin_return_address(0),
-                               [value](unsigned old) { return std::max(old, value); });
+    return flash::simt::atomic(address, value, __builtin_return_address(0), flash::simt::kLarger);
 }

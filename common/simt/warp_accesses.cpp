@@ -10,10 +10,10 @@ namespace flash::simt {
 namespace {
 
 using Lanes = std::array<const NotedAccess*, kWarp>;  // null: the lane is not part of the request
-using Units = std::vector<std::uintptr_t>;
 
 // The different multiples of `unit` bytes that the lanes [first, first + count) touch.
-void find_units(const Lanes& lanes, int first, int count, std::uintptr_t unit, Units& units) {
+void find_units(const Lanes& lanes, int first, int count, std::uintptr_t unit,
+                std::vector<std::uintptr_t>& units) {
     units.clear();
     for (int i = first; i < first + count; ++i) {
         const NotedAccess* lane = lanes[static_cast<std::size_t>(i)];
@@ -25,7 +25,7 @@ void find_units(const Lanes& lanes, int first, int count, std::uintptr_t unit, U
     units.erase(std::unique(units.begin(), units.end()), units.end());
 }
 
-void count_request(const Lanes& lanes, Units& units) {
+void count_request(const Lanes& lanes, std::vector<std::uintptr_t>& units) {
     const NotedAccess& any = **std::find_if(lanes.begin(), lanes.end(), [](auto* lane) { return lane; });
     Counters& c = machine.counters;
     if (any.address - arena.begin < arena.bytes) {
@@ -69,7 +69,7 @@ void count_warp_accesses(int warp) {
                std::equal(lane.accesses.begin(), lane.accesses.end(), longest.begin(), longest.end(),
                           [](const auto& a, const auto& b) { return a.site == b.site; });
     });
-    Units units;
+    std::vector<std::uintptr_t> units;
     std::map<std::pair<const void*, std::size_t>, Lanes> requests;
     for (std::size_t n = 0; same && n < longest.size(); ++n) {
         Lanes lanes;
