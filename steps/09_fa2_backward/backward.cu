@@ -6,10 +6,7 @@
 #include "attention.hpp"
 #include "backward_parts.hpp"
 #include "backward_tiles.hpp"
-#include "common/argument_checks.hpp"
 #include "common/gpu/device.hpp"
-#include "common/gpu/gpu.hpp"
-#include "common/gpu/tile.hpp"
 
 namespace flash::step09 {
 namespace {
@@ -42,8 +39,6 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     // From lane 0, so that the compiler knows that it is the same for the whole warp.
     const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
     const int group = warp % GROUPS;
-    const bool sums_dv = !PAIRED || warp < GROUPS;
-    const bool sums_dk = !PAIRED || warp >= GROUPS;
 
     // Which tile of which key head. The first keys are seen by the most queries: they start first.
     const int tiles_kv = (shape.len_kv + BLOCK_KV - 1) / BLOCK_KV;
@@ -144,88 +139,91 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         }
     };
 
-    float acc[PAIRED ? 1 : 2][M_TILES][HEAD_DIM / 8][4] = {};  // dV; and dK, without the scale
-    auto& dv = acc[0];
-    auto& dk = acc[PAIRED ? 0 : 1];
+    float acc[PAIRED ? 1 : 2][M_TILES][HEAD_DIM / 8][4] = {};  // dV; dK without the scale
     const std::uint32_t own_keys = group * WARP_KEYS * ROW_BYTES + a_offset<HEAD_DIM>(lane);
     const std::uint32_t own_ds =
         ds_smem - k_smem + group * WARP_KEYS * BLOCK_Q * 2 + swizzled<BLOCK_Q>(lane / 4, 0) + lane % 4 * 4;
     const float scale_log2 = args.scale * kLog2E;
     const auto walk_tile = [&](int iteration, std::uint32_t q_smem, int first_row, auto masked) {
         const std::uint32_t do_smem = q_smem + Q_TILE_BYTES;
-        const auto* row_shift =
+        const auto* const row_shift =
             reinterpret_cast<const float2*>(smem + (q_smem - k_smem) + 2 * Q_TILE_BYTES) + lane % 4;
-        const auto* delta = row_shift + BLOCK_Q / 2;
-        alignas(16) std::uint32_t p_frag[M_TILES][BLOCK_Q / 16][4];  // P^T, rounded, as an A operand
+        const auto* const delta = row_shift + BLOCK_Q / 2;
+        alignas(16) std::uint32_t frag[M_TILES][BLOCK_Q / 16][4];  // P^T, then dS^T, rounded: an A operand
         const auto exchange = [&](int m, int n) {
             return reinterpret_cast<uint4*>(p_exchange + (m * (BLOCK_Q / 16) + n) * 512);
         };
 
-        if (sums_dv) {  // P^T = 2^(S^T scale log2(e) - L log2(e)) with S^T = K Q^T, and dV += P^T dO
-            float s[M_TILES][BLOCK_Q / 8][4] = {};
-            multiply_rows<T, HEAD_DIM>(s, k_smem + own_keys, q_smem + b_offset<HEAD_DIM>(lane));
+        // P^T = 2^(S^T scale log2(e) - L log2(e)) with S^T = K Q^T, and dV += P^T dO; or
+        // dS^T = P^T o (dP^T - delta) with dP^T = V dO^T, and dK += dS^T Q.
+        const auto add_keys = [&](bool to_dk, float(&sum)[M_TILES][HEAD_DIM / 8][4]) {
+            float x[M_TILES][BLOCK_Q / 8][4] = {};
+            multiply_rows<T, HEAD_DIM>(x, (to_dk ? v_smem : k_smem) + own_keys,
+                                       (to_dk ? do_smem : q_smem) + b_offset<HEAD_DIM>(lane));
+            if (!to_dk) {
 #pragma unroll
-            for (int n = 0; n < BLOCK_Q / 8; ++n) {
-                const float2 shift = row_shift[n * 4];
+                for (int n = 0; n < BLOCK_Q / 8; ++n) {
+                    const float2 shift = row_shift[n * 4];
 #pragma unroll
-                for (int m = 0; m < M_TILES; ++m) {
-                    if constexpr (masked.value) {
+                    for (int m = 0; m < M_TILES; ++m) {
+                        if constexpr (masked.value) {
+#pragma unroll
+                            for (int i = 0; i < 4; ++i) {
+                                const int key = first_key + group * WARP_KEYS + m * 16 + lane / 4 + i / 2 * 8;
+                                const int query = first_row + n * 8 + lane % 4 * 2 + i % 2;
+                                if (key > query + diagonal || key >= shape.len_kv) x[m][n][i] = -INFINITY;
+                            }
+                        }
+#pragma unroll
+                        for (int h = 0; h < 2; ++h) {
+                            frag[m][n / 2][n % 2 * 2 + h] = gpu::pack2<T>(
+                                gpu::exp2_approx(fmaf(x[m][n][2 * h], scale_log2, shift.x)),
+                                gpu::exp2_approx(fmaf(x[m][n][2 * h + 1], scale_log2, shift.y)));
+                        }
+                    }
+                }
+                if constexpr (PAIRED) {
+#pragma unroll
+                    for (int m = 0; m < M_TILES; ++m) {
+#pragma unroll
+                        for (int n = 0; n < BLOCK_Q / 16; ++n) {
+                            *exchange(m, n) = *reinterpret_cast<const uint4*>(frag[m][n]);
+                        }
+                    }
+                    gpu::named_barrier_arrive(group + 1, 64);
+                }
+            } else {
+                if constexpr (PAIRED) gpu::named_barrier_sync(group + 1, 64);
+#pragma unroll
+                for (int n = 0; n < BLOCK_Q / 16; ++n) {
+                    // Read before the stores below, which might change it for all the compiler knows.
+                    const float2 deltas[2] = {delta[2 * n * 4], delta[(2 * n + 1) * 4]};
+#pragma unroll
+                    for (int m = 0; m < M_TILES; ++m) {
+                        if constexpr (PAIRED) *reinterpret_cast<uint4*>(frag[m][n]) = *exchange(m, n);
 #pragma unroll
                         for (int i = 0; i < 4; ++i) {
-                            const int key = first_key + group * WARP_KEYS + m * 16 + lane / 4 + i / 2 * 8;
-                            const int query = first_row + n * 8 + lane % 4 * 2 + i % 2;
-                            if (key > query + diagonal || key >= shape.len_kv) s[m][n][i] = -INFINITY;
-                        }
-                    }
-#pragma unroll
-                    for (int h = 0; h < 2; ++h) {
-                        p_frag[m][n / 2][n % 2 * 2 + h] =
-                            gpu::pack2<T>(gpu::exp2_approx(fmaf(s[m][n][2 * h], scale_log2, shift.x)),
-                                          gpu::exp2_approx(fmaf(s[m][n][2 * h + 1], scale_log2, shift.y)));
-                    }
-                }
-            }
-            if constexpr (PAIRED) {
-#pragma unroll
-                for (int m = 0; m < M_TILES; ++m) {
-#pragma unroll
-                    for (int n = 0; n < BLOCK_Q / 16; ++n) {
-                        *exchange(m, n) = *reinterpret_cast<const uint4*>(p_frag[m][n]);
-                    }
-                }
-                gpu::named_barrier_arrive(group + 1, 64);
-            }
-            add_product<T, HEAD_DIM>(dv, p_frag, do_smem + a_offset<HEAD_DIM>(lane));
-        }
-
-        if (sums_dk) {  // dS^T = P^T o (dP^T - delta) with dP^T = V dO^T, and dK += dS^T Q
-            float dp[M_TILES][BLOCK_Q / 8][4] = {};
-            multiply_rows<T, HEAD_DIM>(dp, v_smem + own_keys, do_smem + b_offset<HEAD_DIM>(lane));
-            if constexpr (PAIRED) gpu::named_barrier_sync(group + 1, 64);
-            std::uint32_t ds_frag[M_TILES][BLOCK_Q / 16][4];
-            const std::uint32_t ds_offset = own_ds + iteration % 2 * DS_BYTES;
-#pragma unroll
-            for (int n = 0; n < BLOCK_Q / 16; ++n) {
-                // Read before the stores below, which might change it for all the compiler knows.
-                const float2 deltas[2] = {delta[2 * n * 4], delta[(2 * n + 1) * 4]};
-#pragma unroll
-                for (int m = 0; m < M_TILES; ++m) {
-                    if constexpr (PAIRED) *reinterpret_cast<uint4*>(p_frag[m][n]) = *exchange(m, n);
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) {
-                        const float(&dp_pair)[4] = dp[m][2 * n + i / 2];
-                        const float2 p = gpu::unpack2<T>(p_frag[m][n][i]);
-                        ds_frag[m][n][i] = gpu::pack2<T>(p.x * (dp_pair[i % 2 * 2] - deltas[i / 2].x),
-                                                         p.y * (dp_pair[i % 2 * 2 + 1] - deltas[i / 2].y));
-                        if constexpr (ADD_DQ) {
-                            *reinterpret_cast<std::uint32_t*>(
-                                smem + along_row<BLOCK_Q>(ds_offset, 2 * n + i / 2) +
-                                (m * 16 + i % 2 * 8) * BLOCK_Q * 2) = ds_frag[m][n][i];
+                            const float(&dp)[4] = x[m][2 * n + i / 2];
+                            const float2 p = gpu::unpack2<T>(frag[m][n][i]);
+                            frag[m][n][i] = gpu::pack2<T>(p.x * (dp[i % 2 * 2] - deltas[i / 2].x),
+                                                          p.y * (dp[i % 2 * 2 + 1] - deltas[i / 2].y));
+                            if constexpr (ADD_DQ) {
+                                *reinterpret_cast<std::uint32_t*>(
+                                    smem +
+                                    along_row<BLOCK_Q>(own_ds + iteration % 2 * DS_BYTES, 2 * n + i / 2) +
+                                    (m * 16 + i % 2 * 8) * BLOCK_Q * 2) = frag[m][n][i];
+                            }
                         }
                     }
                 }
             }
-            add_product<T, HEAD_DIM>(dk, ds_frag, q_smem + a_offset<HEAD_DIM>(lane));
+            add_product<T, HEAD_DIM>(sum, frag, (to_dk ? q_smem : do_smem) + a_offset<HEAD_DIM>(lane));
+        };
+        if constexpr (PAIRED) {
+            add_keys(warp >= GROUPS, acc[0]);
+        } else {
+            add_keys(false, acc[0]);
+            add_keys(true, acc[1]);
         }
     };
 
@@ -262,13 +260,16 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
 
     // Through the memory of K and V, which nobody reads any more.
     const int own_rows = group * WARP_KEYS;
-    if (sums_dv) {
-        store_rows<T, HEAD_DIM>(dv, 1.0f, smem + own_rows * ROW_BYTES, args.dv, b, head_kv,
-                                first_key + own_rows, shape.len_kv, shape.head_dim);
-    }
-    if (sums_dk) {
-        store_rows<T, HEAD_DIM>(dk, args.scale, smem + KV_TILE_BYTES + own_rows * ROW_BYTES, args.dk, b,
-                                head_kv, first_key + own_rows, shape.len_kv, shape.head_dim);
+    const auto store = [&](bool is_dk, const float(&sum)[M_TILES][HEAD_DIM / 8][4]) {
+        store_rows<T, HEAD_DIM>(
+            sum, is_dk ? args.scale : 1.0f, smem + (is_dk ? KV_TILE_BYTES : 0) + own_rows * ROW_BYTES,
+            is_dk ? args.dk : args.dv, b, head_kv, first_key + own_rows, shape.len_kv, shape.head_dim);
+    };
+    if constexpr (PAIRED) {
+        store(warp >= GROUPS, acc[0]);
+    } else {
+        store(false, acc[0]);
+        store(true, acc[1]);
     }
 }
 
