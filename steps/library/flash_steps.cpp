@@ -10,6 +10,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "common/attention.hpp"
 #include "common/types.hpp"
@@ -19,12 +20,20 @@
 #include "steps/06_tensor_cores/attention.hpp"
 #include "steps/07_async_pipeline/attention.hpp"
 #include "steps/08_fa2_forward/attention.hpp"
+#include "steps/09_fa2_backward/attention.hpp"
 #include "steps/library/guard.hpp"
 
 namespace flash::library {
 namespace {
 
 template <class T> using Forward = void (*)(const ForwardArgs<T>&);
+template <class T> using Backward = void (*)(const BackwardArgs<T>&);
+
+struct Gradients {
+    Backward<fp16> half;
+    Backward<bf16> brain;
+    std::int64_t (*workspace_bytes)(const Shape&, bool deterministic);
+};
 
 struct Step {
     int number;
@@ -33,6 +42,7 @@ struct Step {
     Forward<float> fp32;
     Forward<fp16> half;
     Forward<bf16> brain;
+    Gradients gradients = {};  // null where a step has no backward
 };
 
 // One line per step that has a forward.
@@ -48,6 +58,14 @@ constexpr std::array kSteps = {
          step07::attention_forward<bf16>},
     Step{8, "08_fa2_forward", true, nullptr, step08::attention_forward<fp16>,
          step08::attention_forward<bf16>},
+    Step{9,
+         "09_fa2_backward",
+         true,
+         nullptr,
+         step09::attention_forward<fp16>,
+         step09::attention_forward<bf16>,
+         {step09::attention_backward<fp16>, step09::attention_backward<bf16>,
+          step09::backward_workspace_bytes}},
 };
 
 const Step& find_step(int number) {
@@ -57,6 +75,17 @@ const Step& find_step(int number) {
         known += (known.empty() ? "" : ", ") + std::to_string(step.number);
     }
     throw Unsupported("step " + std::to_string(number) + " has no forward; the steps that have one are " +
+                      known);
+}
+
+const Gradients& find_gradients(int number) {
+    std::string known;
+    for (const Step& step : kSteps) {
+        if (step.gradients.workspace_bytes == nullptr) continue;
+        if (step.number == number) return step.gradients;
+        known += (known.empty() ? "" : ", ") + std::to_string(step.number);
+    }
+    throw Unsupported("step " + std::to_string(number) + " has no backward; the steps that have one are " +
                       known);
 }
 
@@ -86,6 +115,12 @@ void check_same(const char* name_a, const FlashTensor& a, const char* name_b, co
     }
 }
 
+Shape shape_of(const FlashTensor& q, const FlashTensor& k) {
+    const auto size = [](std::int64_t n) { return static_cast<int>(n); };
+    return {size(q.shape[0]), size(q.shape[1]), size(k.shape[1]),
+            size(q.shape[2]), size(k.shape[2]), size(q.shape[3])};
+}
+
 Shape checked_shape(const FlashForward& call) {
     check_tensor("q", call.q);
     check_tensor("k", call.k);
@@ -94,13 +129,24 @@ Shape checked_shape(const FlashForward& call) {
     check_same("k", call.k, "q", call.q, {0, 3});
     check_same("v", call.v, "k", call.k, {0, 1, 2, 3});
     check_same("o", call.o, "q", call.q, {0, 1, 2, 3});
-    const auto size = [](std::int64_t n) { return static_cast<int>(n); };
-    return {size(call.q.shape[0]), size(call.q.shape[1]), size(call.k.shape[1]),
-            size(call.q.shape[2]), size(call.k.shape[2]), size(call.q.shape[3])};
+    return shape_of(call.q, call.k);
 }
 
-Mask checked_mask(const FlashForward& call, const Shape& shape) {
-    switch (call.mask) {
+Shape checked_shape(const FlashBackward& call) {
+    const Shape shape = checked_shape(FlashForward{call.q, call.k, call.v, call.o, nullptr, 0, 0, 0, 0});
+    for (const auto& [name, tensor] : {std::pair{"d_o", &call.d_o}, std::pair{"dq", &call.dq}}) {
+        check_tensor(name, *tensor);
+        check_same(name, *tensor, "q", call.q, {0, 1, 2, 3});
+    }
+    for (const auto& [name, tensor] : {std::pair{"dk", &call.dk}, std::pair{"dv", &call.dv}}) {
+        check_tensor(name, *tensor);
+        check_same(name, *tensor, "k", call.k, {0, 1, 2, 3});
+    }
+    return shape;
+}
+
+Mask checked_mask(int mask, std::int64_t diagonal, const Shape& shape) {
+    switch (mask) {
         case FLASH_MASK_NONE:
             return Mask::none();
         case FLASH_MASK_CAUSAL:
@@ -116,9 +162,9 @@ Mask checked_mask(const FlashForward& call, const Shape& shape) {
         case FLASH_MASK_CAUSAL_BOTTOM_RIGHT:
             return Mask::causal_bottom_right(shape);
         case FLASH_MASK_CAUSAL_DIAGONAL:
-            return Mask::causal(call.diagonal);
+            return Mask::causal(diagonal);
         default:
-            throw std::invalid_argument("mask is " + std::to_string(call.mask) +
+            throw std::invalid_argument("mask is " + std::to_string(mask) +
                                         "; it must be one of the FLASH_MASK_ values, 0 to 4");
     }
 }
@@ -132,9 +178,14 @@ template <class T> void run(const Step& step, Forward<T> forward, const FlashFor
         throw Unsupported(std::string(step.name) + " does not take " + dtype_name<T>());
     }
     const Shape shape = checked_shape(call);
-    const Mask mask = checked_mask(call, shape);
+    const Mask mask = checked_mask(call.mask, call.diagonal, shape);
     forward({shape, view<const T>(call.q), view<const T>(call.k), view<const T>(call.v), view<T>(call.o),
              call.lse, mask, call.scale, stream});
+}
+
+[[noreturn]] void refuse_dtype(int dtype) {
+    throw std::invalid_argument("dtype is " + std::to_string(dtype) +
+                                "; it must be FLASH_FP32, FLASH_FP16 or FLASH_BF16");
 }
 
 void forward(int number, const FlashForward* call, void* stream) {
@@ -148,9 +199,55 @@ void forward(int number, const FlashForward* call, void* stream) {
         case FLASH_BF16:
             return run(step, step.brain, *call, stream);
         default:
-            throw std::invalid_argument("dtype is " + std::to_string(call->dtype) +
-                                        "; it must be FLASH_FP32, FLASH_FP16 or FLASH_BF16");
+            refuse_dtype(call->dtype);
     }
+}
+
+const FlashBackward& checked_struct(const FlashBackward* call) {
+    if (call == nullptr) throw std::invalid_argument("call is null; it must point to a FlashBackward");
+    if (call->size != sizeof(FlashBackward)) {
+        throw std::invalid_argument("size is " + std::to_string(call->size) + "; it must be " +
+                                    std::to_string(sizeof(FlashBackward)) +
+                                    ", the sizeof(FlashBackward) of this library");
+    }
+    return *call;
+}
+
+template <class T> void run(Backward<T> backward, const FlashBackward& call, void* stream) {
+    const Shape shape = checked_shape(call);
+    const Mask mask = checked_mask(call.mask, call.diagonal, shape);
+    backward({shape, view<const T>(call.q), view<const T>(call.k), view<const T>(call.v),
+              view<const T>(call.o), call.lse, view<const T>(call.d_o), view<T>(call.dq), view<T>(call.dk),
+              view<T>(call.dv), mask, call.scale, call.workspace, call.workspace_bytes,
+              call.deterministic != 0, stream});
+}
+
+void backward(int number, const FlashBackward* pointer, void* stream) {
+    const Gradients& gradients = find_gradients(number);
+    const FlashBackward& call = checked_struct(pointer);
+    switch (call.dtype) {
+        case FLASH_FP32:
+            throw Unsupported("the backward of step " + std::to_string(number) + " does not take fp32");
+        case FLASH_FP16:
+            return run(gradients.half, call, stream);
+        case FLASH_BF16:
+            return run(gradients.brain, call, stream);
+        default:
+            refuse_dtype(call.dtype);
+    }
+}
+
+std::int64_t workspace_bytes(int number, const FlashBackward* pointer) {
+    const Gradients& gradients = find_gradients(number);
+    const FlashBackward& call = checked_struct(pointer);
+    // The rest of a tensor is not read here.
+    for (const auto& [name, tensor] : {std::pair{"q", &call.q}, std::pair{"k", &call.k}}) {
+        FlashTensor sizes = *tensor;
+        sizes.stride[3] = 1;
+        check_tensor(name, sizes);
+    }
+    check_same("k", call.k, "q", call.q, {0, 3});
+    return gradients.workspace_bytes(shape_of(call.q, call.k), call.deterministic != 0);
 }
 
 }  // namespace
@@ -160,6 +257,16 @@ using namespace flash::library;
 
 int flash_steps_forward(int step, const FlashForward* call, void* stream) {
     return guarded([&] { forward(step, call, stream); });
+}
+
+int flash_steps_backward(int step, const FlashBackward* call, void* stream) {
+    return guarded([&] { backward(step, call, stream); });
+}
+
+int64_t flash_steps_backward_workspace_bytes(int step, const FlashBackward* call) {
+    int64_t bytes = -1;
+    guarded([&] { bytes = workspace_bytes(step, call); });
+    return bytes;
 }
 
 float flash_steps_default_scale(int64_t head_dim) {
@@ -181,6 +288,7 @@ int flash_steps_info(int index, FlashStepInfo* info) {
         *info = {step.number,
                  step.name,
                  step.on_device,
-                 {step.fp32 != nullptr, step.half != nullptr, step.brain != nullptr}};
+                 {step.fp32 != nullptr, step.half != nullptr, step.brain != nullptr},
+                 step.gradients.workspace_bytes != nullptr};
     });
 }

@@ -1,7 +1,7 @@
 /* The C interface over all steps: one header, one shared library, emulator builds included.
  *
  *   FlashForward call = {q, k, v, o, lse, FLASH_FP16, FLASH_MASK_NONE, 0, flash_steps_default_scale(64)};
- *   if (flash_steps_forward(8, &call, NULL) != FLASH_OK) puts(flash_steps_last_error());
+ *   if (flash_steps_forward(9, &call, NULL) != FLASH_OK) puts(flash_steps_last_error());
  *
  * A child of fork() must call exec() before it uses the library once a CPU step has run, for the threads of
  * OpenMP do not exist in it and it would wait for them for ever (in Python: multiprocessing's "spawn").
@@ -68,6 +68,34 @@ typedef struct FlashForward {
  */
 FLASH_STEPS_API int flash_steps_forward(int step, const FlashForward* call, void* stream);
 
+/* The gradients of one forward. */
+typedef struct FlashBackward {
+    size_t size;   /* sizeof(FlashBackward): lets a later library tell an older caller's struct */
+    FlashTensor q; /* q, k, v, o, lse, mask, diagonal and scale are those of the forward */
+    FlashTensor k;
+    FlashTensor v;
+    FlashTensor o;
+    const float* lse;        /* (B, Hq, Nq) contiguous */
+    FlashTensor d_o;         /* like q: the gradient of the loss with respect to o */
+    FlashTensor dq;          /* like q, written */
+    FlashTensor dk;          /* like k, written: summed over the query heads of a group */
+    FlashTensor dv;          /* like k, written */
+    void* workspace;         /* 16-byte aligned memory of the kind that the step takes, which it overwrites */
+    int64_t workspace_bytes; /* at least flash_steps_backward_workspace_bytes */
+    int dtype;               /* of all tensors */
+    int mask;                /* FLASH_MASK_... */
+    int64_t diagonal;        /* read for FLASH_MASK_CAUSAL_DIAGONAL only */
+    float scale;             /* finite and > 0; there is no default */
+    int deterministic;       /* 1: bitwise equal from run to run; 0: faster, dq differs by roundings */
+} FlashBackward;
+
+/* Runs one step's backward, by the rules of flash_steps_forward. */
+FLASH_STEPS_API int flash_steps_backward(int step, const FlashBackward* call, void* stream);
+
+/* Bytes of workspace that a call needs: read are size, the shapes of q and k, and deterministic. Linear in
+ * B Hq Nq D, whatever Nk is. -1 when the step or the shape is refused; the last error then says why. */
+FLASH_STEPS_API int64_t flash_steps_backward_workspace_bytes(int step, const FlashBackward* call);
+
 /* What went wrong in this thread's last call, one sentence; empty after a success. Valid until its next call.
  */
 FLASH_STEPS_API const char* flash_steps_last_error(void);
@@ -81,6 +109,7 @@ typedef struct FlashStepInfo {
     const char* name;     /* "03_tiled_attention" */
     int on_device;        /* 1: device pointers, 0: host pointers */
     int accepts_dtype[3]; /* indexed by FLASH_FP32, FLASH_FP16, FLASH_BF16 */
+    int has_backward;     /* 1: flash_steps_backward takes it, for the same dtypes */
 } FlashStepInfo;
 
 /* The steps that have a forward, in ladder order: index 0 to flash_steps_count() - 1. */

@@ -1,7 +1,7 @@
-"""The forward of every step for PyTorch, through the C interface in flash_steps.h.
+"""Attention of every step for PyTorch, with gradients, through the C interface in flash_steps.h.
 
     from flash_steps import flash_attention
-    o = flash_attention(q, k, v, causal=True)                                  # (B, H, N, D), step 08
+    o = flash_attention(q, k, v, causal=True)                                  # (B, H, N, D), step 09
     o, lse = flash_attention(q, k, v, causal="bottom_right", step=6, return_lse=True)
 
 A library built for CUDA takes CUDA tensors and works on the current stream. One built for the emulator takes CPU tensors:
@@ -16,12 +16,15 @@ import os
 import pathlib
 
 import torch
+from torch.autograd import forward_ad
+from torch.autograd.function import once_differentiable
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # FLASH_FP32, FLASH_FP16, FLASH_BF16
 DTYPE_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 MASK_NONE, MASK_CAUSAL, MASK_TOP_LEFT, MASK_BOTTOM_RIGHT, MASK_DIAGONAL = range(5)
 OK, BAD_ARGUMENT, UNSUPPORTED, DEVICE_ERROR = range(4)
+BACKWARD_STEP = 9  # takes what any step's forward leaves
 
 
 class FlashStepsError(RuntimeError):
@@ -43,12 +46,29 @@ class _Forward(ctypes.Structure):
     ]
 
 
+class _Backward(ctypes.Structure):
+    _fields_ = [
+        ("size", ctypes.c_size_t),
+        *((name, _Tensor) for name in ("q", "k", "v", "o")),
+        ("lse", ctypes.c_void_p),
+        *((name, _Tensor) for name in ("d_o", "dq", "dk", "dv")),
+        ("workspace", ctypes.c_void_p),
+        ("workspace_bytes", ctypes.c_int64),
+        ("dtype", ctypes.c_int),
+        ("mask", ctypes.c_int),
+        ("diagonal", ctypes.c_int64),
+        ("scale", ctypes.c_float),
+        ("deterministic", ctypes.c_int),
+    ]
+
+
 class _Info(ctypes.Structure):
     _fields_ = [
         ("step", ctypes.c_int),
         ("name", ctypes.c_char_p),
         ("on_device", ctypes.c_int),
         ("accepts_dtype", ctypes.c_int * 3),
+        ("has_backward", ctypes.c_int),
     ]
 
 
@@ -59,6 +79,7 @@ class Step:
         self.number = info.step
         self.name = info.name.decode()
         self.on_device = bool(info.on_device)
+        self.has_backward = bool(info.has_backward)
         self.dtypes = [dtype for dtype, index in DTYPES.items() if info.accepts_dtype[index]]
 
 
@@ -91,6 +112,9 @@ class Library:
         for name in ("flash_steps_last_error", "flash_steps_backend"):
             getattr(c, name).restype = ctypes.c_char_p
         c.flash_steps_forward.argtypes = [ctypes.c_int, ctypes.POINTER(_Forward), ctypes.c_void_p]
+        c.flash_steps_backward.argtypes = [ctypes.c_int, ctypes.POINTER(_Backward), ctypes.c_void_p]
+        workspace_bytes = c.flash_steps_backward_workspace_bytes
+        workspace_bytes.argtypes, workspace_bytes.restype = [ctypes.c_int, ctypes.POINTER(_Backward)], ctypes.c_int64
         c.flash_steps_device_alloc.argtypes, c.flash_steps_device_alloc.restype = [ctypes.c_size_t], ctypes.c_void_p
         c.flash_steps_device_free.argtypes = [ctypes.c_void_p]
         for copy in (c.flash_steps_copy_to_device, c.flash_steps_copy_to_host):
@@ -102,11 +126,13 @@ class Library:
             self._check(c.flash_steps_info(index, ctypes.byref(info)))
             self.steps[info.step] = Step(info)
 
-    def _check(self, code):
-        if code == OK:
-            return
+    def _error(self, code):
         sentence = self._c.flash_steps_last_error().decode()
-        raise ValueError(sentence) if code == BAD_ARGUMENT else FlashStepsError(sentence)
+        return ValueError(sentence) if code == BAD_ARGUMENT else FlashStepsError(sentence)
+
+    def _check(self, code):
+        if code != OK:
+            raise self._error(code)
 
     def step(self, number):
         if number not in self.steps:
@@ -121,43 +147,75 @@ class Library:
         called. What can be refused without a launch by this wrapper is refused here."""
         step = self.step(step)
         _check_tensors(self, step, q=q, k=k, v=v, o=o)
-        if lse.dtype != torch.float32 or not lse.is_contiguous() or lse.shape != q.shape[:3] or lse.device != q.device:
-            raise ValueError("lse must be a contiguous float32 tensor (B, H, Nq) on the device of q")
-        mask, diagonal = _mask(causal, q.shape[2], k.shape[2])
-        # D = 0 has no scale of its own, and any will do.
-        scale = float(scale) if scale is not None else 1 / math.sqrt(max(q.shape[3], 1))
-        tensors = (q, k, v, o, lse)
+        _check_lse(lse, q)
+        of_scores = _mask_and_scale(causal, scale, q, k)
 
-        def described(pointers):
-            views = [
-                _Tensor(pointer, (ctypes.c_int64 * 4)(*t.shape), (ctypes.c_int64 * 4)(*t.stride()))
-                for pointer, t in zip(pointers, tensors[:4])
-            ]
-            return _Forward(*views, pointers[4], DTYPES[q.dtype], mask, diagonal, scale)
+        def call(pointers):
+            views = map(_described, pointers, (q, k, v, o))
+            return _Forward(*views, pointers[4], DTYPES[q.dtype], *of_scores)
+
+        return self._bound(self._c.flash_steps_forward, step, call, (q, k, v, o, lse), outputs=(3, 4))
+
+    def workspace_bytes(self, q, k, deterministic=False, step=BACKWARD_STEP):
+        """Bytes that bind_backward's workspace needs; the shapes alone count."""
+        call = _Backward(ctypes.sizeof(_Backward), _described(None, q), _described(None, k))
+        call.deterministic = deterministic
+        size = self._c.flash_steps_backward_workspace_bytes(step, ctypes.byref(call))
+        if size < 0:
+            raise self._error(BAD_ARGUMENT)
+        return size
+
+    def bind_backward(
+        self, q, k, v, o, lse, d_o, dq, dk, dv, workspace, causal=False, scale=None, deterministic=False, step=BACKWARD_STEP
+    ):
+        """The same for one backward: from a forward's inputs, o and lse, and d_o, into dq, dk and dv. `workspace` is a
+        one-dimensional uint8 tensor of workspace_bytes."""
+        step = self.step(step)
+        _check_tensors(self, step, q=q, k=k, v=v, o=o, d_o=d_o, dq=dq, dk=dk, dv=dv)
+        _check_lse(lse, q)
+        is_plain = workspace.dtype == torch.uint8 and workspace.dim() == 1 and workspace.is_contiguous()
+        if not is_plain or workspace.device != q.device:
+            raise ValueError("workspace must be a contiguous one-dimensional uint8 tensor on the device of q")
+        of_scores = _mask_and_scale(causal, scale, q, k)
+
+        def call(at):
+            q_k_v_o = map(_described, at[:4], (q, k, v, o))
+            others = map(_described, at[5:9], (d_o, dq, dk, dv))
+            options = at[9], workspace.numel(), DTYPES[q.dtype], *of_scores, bool(deterministic)
+            return _Backward(ctypes.sizeof(_Backward), *q_k_v_o, at[4], *others, *options)
+
+        tensors = q, k, v, o, lse, d_o, dq, dk, dv, workspace
+        return self._bound(self._c.flash_steps_backward, step, call, tensors, outputs=(6, 7, 8))
+
+    def _bound(self, function, step, make_call, tensors, outputs):
+        """A function without arguments that calls a C function with what make_call makes of the tensors' pointers."""
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            raise ValueError("a bound call tracks no gradient; use flash_attention, torch.no_grad() or detach()")
 
         def run(call, stream=None):
-            self._check(self._c.flash_steps_forward(step.number, ctypes.byref(call), stream))
+            self._check(function(step.number, ctypes.byref(call), stream))
 
         if self.backend == "emulator" and step.on_device:
-            return lambda: self._on_copies(lambda pointers: run(described(pointers)), tensors)
-        call = described([t.data_ptr() or None for t in tensors])
-        if q.device.type != "cuda":
+            return lambda: self._on_copies(lambda pointers: run(make_call(pointers)), tensors, outputs)
+        call = make_call([t.data_ptr() or None for t in tensors])
+        device = tensors[0].device
+        if device.type != "cuda":
             return lambda: run(call)
 
         def on_current_stream():
-            with torch.cuda.device(q.device):
+            with torch.cuda.device(device):
                 run(call, torch.cuda.current_stream().cuda_stream)
 
         return on_current_stream
 
-    def _on_copies(self, run_on, tensors):
-        """CPU tensors to the emulator's device memory, strides and alignment kept, and o and lse back."""
+    def _on_copies(self, run_on, tensors, outputs):
+        """CPU tensors to the emulator's device memory, strides and alignment kept, and the outputs back."""
         copies = []
         try:
             copies.extend(_Copy(self, t) for t in tensors)
             run_on([copy.pointer for copy in copies])
-            for copy in copies[3:]:
-                copy.back()
+            for index in outputs:
+                copies[index].back()
         finally:
             for copy in copies:
                 copy.free()
@@ -203,13 +261,11 @@ def _check_tensors(library, step, **tensors):
             raise ValueError(f"{name} is not a plain strided tensor; pass one that is (to_dense, resolve_neg)")
         if tensor.dim() != 4:
             raise ValueError(f"{name} has {tensor.dim()} dimensions; it must be (batch, heads, tokens, head_dim)")
+        if forward_ad.unpack_dual(tensor).tangent is not None:
+            raise ValueError(f"{name} carries a tangent and there is no forward-mode derivative; pass its primal")
         if tensor.dtype not in step.dtypes:
             known = ", ".join(DTYPE_NAMES[dtype] for dtype in step.dtypes)
             raise ValueError(f"{name} is {str(tensor.dtype)[6:]}; step {step.number:02} takes {known}")
-        if torch.is_grad_enabled() and tensor.requires_grad:
-            raise ValueError(
-                f"{name} requires a gradient and there is no backward; call under torch.no_grad() or detach() it"
-            )
     q = tensors["q"]
     for name, tensor in tensors.items():
         for what in ("dtype", "device"):
@@ -223,6 +279,21 @@ def _check_tensors(library, step, **tensors):
             f"the tensors are on {q.device}; step {step.number:02} of a library built for {library.backend} takes "
             f"{wanted} tensors"
         )
+
+
+def _check_lse(lse, q):
+    if lse.dtype != torch.float32 or not lse.is_contiguous() or lse.shape != q.shape[:3] or lse.device != q.device:
+        raise ValueError("lse must be a contiguous float32 tensor (B, H, Nq) on the device of q")
+
+
+def _described(pointer, tensor):
+    return _Tensor(pointer, (ctypes.c_int64 * 4)(*tensor.shape), (ctypes.c_int64 * 4)(*tensor.stride()))
+
+
+def _mask_and_scale(causal, scale, q, k):
+    """(mask, diagonal, scale) of the C interface. D = 0 has no scale of its own, and any will do."""
+    scale = float(scale) if scale is not None else 1 / math.sqrt(max(q.shape[3], 1))
+    return *_mask(causal, q.shape[2], k.shape[2]), scale
 
 
 def _mask(causal, len_q, len_kv):
@@ -259,25 +330,85 @@ def _output_like(q):
     return q.new_empty((batch, heads, tokens, dim))
 
 
-def flash_attention(q, k, v, causal=False, scale=None, step=8, return_lse=False, library=None):
-    """softmax(scale * q k^T + mask) v, computed by one step of the ladder.
-
-    q            (B, Hq, Nq, D); k, v (B, Hkv, Nk, D) with Hkv dividing Hq. Any strides that the step takes, so a
-                 transposed (B, N, H, D) needs no copy; the last must be 1.
-    causal       False; True, which needs Nq == Nk; 'top_left'; 'bottom_right'; or an int d: query i sees keys j <= i + d.
-    scale        finite and > 0; default 1 / sqrt(D).
-    step         3 to 8. Steps 06 to 08 take fp16 and bf16, 04 and 05 fp32 too, 03 fp32 on the CPU.
-    return_lse   also return the natural logarithm of the sum of exp(scaled scores), (B, Hq, Nq) in fp32. A query that
-                 sees no key has -inf there, and zeros in the output.
-    library      a Library, or its path; default: find_library().
-
-    No dropout, no additive or boolean mask, and no gradient: inputs that require one are refused unless gradients are
-    off. Raises ValueError or TypeError for a call that breaks these rules and FlashStepsError for what the library cannot
-    do, each with a sentence that names the argument."""
-    if not isinstance(library, Library):
-        library = load(library)
-    _check_tensors(library, library.step(step), q=q, k=k, v=v)
+def _forward(library, step, q, k, v, causal, scale):
     o = _output_like(q)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     library.bind(step, q, k, v, o, lse, causal, scale)()
+    return o, lse
+
+
+def _taken_by_backward(t):
+    """The tensor itself, or a copy where the backward does not take its strides or its address."""
+    t = t.resolve_neg()
+    strides = [stride for size, stride in zip(t.shape[:3], t.stride()) if size > 1]
+    takes = t.stride(3) == 1 and t.data_ptr() % 16 == 0 and all(stride % 8 == 0 for stride in strides)
+    return t if takes else t.clone(memory_format=torch.contiguous_format)
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, library, step, causal, scale, deterministic):
+        o, lse = _forward(library, step, q, k, v, causal, scale)
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.options = library, causal, scale, deterministic
+        ctx.mark_non_differentiable(lse)
+        ctx.set_materialize_grads(False)
+        return o, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_o, _):
+        if d_o is None:
+            return (None,) * 8
+        library, causal, scale, deterministic = ctx.options
+        if deterministic is None:
+            deterministic = torch.are_deterministic_algorithms_enabled()
+        q, k, v, o, lse = ctx.saved_tensors
+        q, k, v, o, d_o = map(_taken_by_backward, (q, k, v, o, d_o))
+        gradients = [_output_like(t) for t in (q, k, v)]
+        size = library.workspace_bytes(q, k, deterministic)
+        workspace = torch.empty(size, dtype=torch.uint8, device=q.device)
+        library.bind_backward(q, k, v, o, lse, d_o, *gradients, workspace, causal, scale, deterministic)()
+        return *(gradient if needed else None for gradient, needed in zip(gradients, ctx.needs_input_grad)), *(None,) * 5
+
+
+def _check_differentiable(library, q, k):
+    """Refuses, before the forward runs, what the backward would refuse after it."""
+    step = library.step(BACKWARD_STEP)
+    if q.dtype not in step.dtypes:
+        raise ValueError(
+            f"q, k or v requires a gradient; the backward, step {step.number:02}, takes "
+            f"{', '.join(DTYPE_NAMES[dtype] for dtype in step.dtypes)} and q is {DTYPE_NAMES[q.dtype]}: cast, call under "
+            "torch.no_grad() or detach() them"
+        )
+    library.workspace_bytes(q, k)
+
+
+def flash_attention(q, k, v, causal=False, scale=None, step=9, return_lse=False, deterministic=None, library=None):
+    """softmax(scale * q k^T + mask) v, computed by one step of the ladder.
+
+    q              (B, Hq, Nq, D); k, v (B, Hkv, Nk, D) with Hkv dividing Hq. Any strides that the step takes, so a
+                   transposed (B, N, H, D) needs no copy; the last must be 1.
+    causal         False; True, which needs Nq == Nk; 'top_left'; 'bottom_right'; or an int d: query i sees keys j <= i + d.
+    scale          finite and > 0; default 1 / sqrt(D).
+    step           3 to 9. Steps 06 to 09 take fp16 and bf16, 04 and 05 fp32 too, 03 fp32 on the CPU.
+    return_lse     also return the natural logarithm of the sum of exp(scaled scores), (B, Hq, Nq) in fp32. A query that
+                   sees no key has -inf there, and zeros in the output. It has no gradient.
+    deterministic  whether gradients are bitwise equal from run to run; if not, they are faster and dq may differ by the
+                   rounding of fp32 sums. Default: what torch.use_deterministic_algorithms was given. The output is
+                   always bitwise equal.
+    library        a Library, or its path; default: find_library().
+
+    Gradients with respect to q, k and v are step 09's, whichever step ran forward: fp16 and bf16, head dimensions that are
+    multiples of 8. Saved for it are q, k, v, the output and lse. There is no second derivative, no forward-mode derivative,
+    no dropout, and no additive or boolean mask. Raises ValueError or TypeError for a call that breaks these rules and
+    FlashStepsError for what the library cannot do, each with a sentence that names the argument."""
+    if not isinstance(library, Library):
+        library = load(library)
+    _check_tensors(library, library.step(step), q=q, k=k, v=v)
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)):
+        _check_differentiable(library, q, k)
+        o, lse = _Attention.apply(q, k, v, library, step, causal, scale, deterministic)
+    else:
+        o, lse = _forward(library, step, q, k, v, causal, scale)
     return (o, lse) if return_lse else o

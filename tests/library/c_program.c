@@ -1,4 +1,5 @@
-/* The header is C, and a C program can call a step: two keys with equal scores share their weight. */
+/* The header is C, and a C program can call a step: two keys with equal scores share their weight. What the
+ * backward says about a call without memory needs no device. */
 #include <math.h>
 #include <stdio.h>
 
@@ -29,6 +30,16 @@ int main(void) {
     }
     call.scale = 0;
     if (flash_steps_forward(3, &call, NULL) != FLASH_BAD_ARGUMENT) return 1;
+    printf("%s\n", flash_steps_last_error());
+
+    const FlashTensor query = {NULL, {1, 4, 100, 64}, {25600, 6400, 64, 1}},
+                      key = {NULL, {1, 2, 50, 64}, {6400, 3200, 64, 1}};
+    FlashBackward gradients = {
+        sizeof gradients, query,           key, key,    query, NULL, query, query, key, key, NULL, 0,
+        FLASH_BF16,       FLASH_MASK_NONE, 0,   0.125f, 1};
+    /* two numbers for each of 100 queries, padded to 128, of four heads */
+    if (flash_steps_backward_workspace_bytes(9, &gradients) != 2 * 128 * 4 * 4) return 1;
+    if (flash_steps_backward(9, &gradients, NULL) != FLASH_BAD_ARGUMENT) return 1;
     printf("%s\n", flash_steps_last_error());
     return 0;
 }

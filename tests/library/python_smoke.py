@@ -3,12 +3,13 @@
 import array
 import ctypes
 import math
+import struct
 import sys
 import unittest
 
 LIBRARY = sys.argv.pop() if len(sys.argv) > 1 else ""
 OK, BAD_ARGUMENT = 0, 1
-FP32, MASK_NONE, MASK_CAUSAL_BOTTOM_RIGHT = 0, 0, 3
+FP32, FP16, MASK_NONE, MASK_CAUSAL_BOTTOM_RIGHT = 0, 1, 0, 3
 
 
 class Tensor(ctypes.Structure):
@@ -26,12 +27,29 @@ class Forward(ctypes.Structure):
     ]
 
 
+class Backward(ctypes.Structure):
+    _fields_ = [
+        ("size", ctypes.c_size_t),
+        *((name, Tensor) for name in ("q", "k", "v", "o")),
+        ("lse", ctypes.c_void_p),
+        *((name, Tensor) for name in ("d_o", "dq", "dk", "dv")),
+        ("workspace", ctypes.c_void_p),
+        ("workspace_bytes", ctypes.c_int64),
+        ("dtype", ctypes.c_int),
+        ("mask", ctypes.c_int),
+        ("diagonal", ctypes.c_int64),
+        ("scale", ctypes.c_float),
+        ("deterministic", ctypes.c_int),
+    ]
+
+
 class Info(ctypes.Structure):
     _fields_ = [
         ("step", ctypes.c_int),
         ("name", ctypes.c_char_p),
         ("on_device", ctypes.c_int),
         ("accepts_dtype", ctypes.c_int * 3),
+        ("has_backward", ctypes.c_int),
     ]
 
 
@@ -44,6 +62,9 @@ def load():
     for copy in (library.flash_steps_copy_to_device, library.flash_steps_copy_to_host):
         copy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
     library.flash_steps_forward.argtypes = [ctypes.c_int, ctypes.POINTER(Forward), ctypes.c_void_p]
+    library.flash_steps_backward.argtypes = [ctypes.c_int, ctypes.POINTER(Backward), ctypes.c_void_p]
+    library.flash_steps_backward_workspace_bytes.argtypes = [ctypes.c_int, ctypes.POINTER(Backward)]
+    library.flash_steps_backward_workspace_bytes.restype = ctypes.c_int64
     return library
 
 
@@ -93,6 +114,18 @@ class CInterface(unittest.TestCase):
         self.assertEqual(self.library.flash_steps_copy_to_device(device, host, size), OK)
         return device, lambda: self.library.flash_steps_copy_to_host(host, device, size)
 
+    def halves(self, values):
+        """The same for fp16, which array does not know."""
+        packed = struct.pack(f"{len(values)}e", *values)
+        memory = array.array("f", packed)
+        pointer, back = self.move(memory, True)
+
+        def numbers():
+            back()
+            return struct.unpack(f"{len(values)}e", memory.tobytes())
+
+        return pointer, numbers
+
     def test_every_fp32_step_agrees_with_plain_python(self):
         heads, len_q, len_kv, dim = 2, 3, 5, 8
         number = lambda n: array.array("f", (math.sin(1.7 * i) for i in range(n)))
@@ -119,6 +152,33 @@ class CInterface(unittest.TestCase):
                     back()
                 for got, want in zip([*o, *lse], [*want_o, *want_lse], strict=True):
                     self.assertLessEqual(abs(got - want), 1e-6)
+
+    def test_the_gradients_of_one_query_and_two_keys(self):
+        """q = (1, 0, ...), k0 = 0 and k1 = (1, 0, ...), v0 = 0 and v1 = 1, dO = 1: with w the weight of the second key,
+        O = w, dV = (1 - w, w) and dS = (-D w (1 - w), D w (1 - w)) with D ones in a row of dO."""
+        dim = 8
+        row = lambda *first: [*first, *(dim - len(first)) * [0.0]]
+        w = 1 / (1 + math.exp(-0.5))
+        given = [row(1.0), [*row(), *row(1.0)], [*row(), *dim * [1.0]], dim * [w], dim * [1.0]]
+        pointers = [self.halves(values) for values in given]
+        (dq, dq_back), (dk, dk_back), (dv, dv_back) = (self.halves(n * [math.nan]) for n in (dim, 2 * dim, 2 * dim))
+        lse, _ = self.move(array.array("f", [math.log(1 + math.exp(0.5))]), True)
+        one, two = (lambda data: bnhd(data, 1, 1, dim)), (lambda data: bnhd(data, 1, 2, dim))
+        q, k, v, o, d_o = (of(pointer) for of, (pointer, _) in zip((one, two, two, one, one), pointers))
+        call = Backward(ctypes.sizeof(Backward), q, k, v, o, lse, d_o, one(dq), two(dk), two(dv))
+        call.dtype, call.scale = FP16, 0.5
+        call.workspace_bytes = self.library.flash_steps_backward_workspace_bytes(9, ctypes.byref(call))
+        call.workspace, _ = self.move(array.array("f", call.workspace_bytes // 4 * [math.nan]), True)
+        code = self.library.flash_steps_backward(9, ctypes.byref(call), None)
+        self.assertEqual(code, OK, self.library.flash_steps_last_error())
+        ds = 0.5 * dim * w * (1 - w)
+        for got, want in (
+            (dq_back(), row(ds)),
+            (dk_back(), [*row(-ds), *row(ds)]),
+            (dv_back(), [*dim * [1 - w], *dim * [w]]),
+        ):
+            for a, b in zip(got, want, strict=True):
+                self.assertLessEqual(abs(a - b), 2e-3)
 
     def test_a_refused_call_gives_a_code_and_a_sentence(self):
         code = self.library.flash_steps_forward(3, ctypes.byref(Forward()), None)

@@ -116,8 +116,10 @@ class Agreement(unittest.TestCase):
                 self.assertEqual(call(step, q, k, v)[1].shape, (1, 2, 0))
 
     def test_without_lse_only_the_output_is_returned(self):
-        q, k, v = tensors(8)
-        self.assertIsInstance(flash_attention(q, k, v, library=LIBRARY), torch.Tensor)
+        q, k, v = tensors(9)
+        o = flash_attention(q, k, v, library=LIBRARY)
+        self.assertIsInstance(o, torch.Tensor)
+        self.assertTrue(torch.equal(o, call(9, q, k, v)[0]))
 
     def test_inputs_that_require_a_gradient_are_taken_when_gradients_are_off(self):
         q, k, v = tensors(8)
@@ -144,12 +146,6 @@ class Refusals(unittest.TestCase):
         self.refused(ValueError, "causal is None", causal=None)
         self.refused(ValueError, "causal is 1.5", causal=1.5)
         self.refused(ValueError, "causal is", causal=2**63)
-
-    def test_gradients(self):
-        for index, name in enumerate("qkv"):
-            given = tensors(8)
-            given[index].requires_grad_()
-            self.refused(ValueError, f"{name} requires a gradient", "no backward", tensors_=given)
 
     def test_dropout_and_masks_are_not_parameters(self):
         for name in ("dropout_p", "attn_mask"):
@@ -197,7 +193,7 @@ class Refusals(unittest.TestCase):
 
     def test_unknown_steps(self):
         q, k, v = tensors(8)
-        with self.assertRaisesRegex(FlashStepsError, "step 1 has no forward .* 3, 4"):
+        with self.assertRaisesRegex(FlashStepsError, "step 1 has no forward .* 3, 4.*9"):
             call(1, q, k, v)
 
     def test_a_refused_call_writes_nothing(self):
