@@ -302,7 +302,8 @@ Gate gate_of(const BackwardCall<T>& call, const ExpectedGradients& expected, con
     return gate;
 }
 
-std::string where(const HostTensor<auto>& gradient, const ExpectedRows& rows, std::size_t element,
+template <class T>
+std::string where(const HostTensor<T>& gradient, const ExpectedRows& rows, std::size_t element,
                   const char* tensor) {
     const auto D = static_cast<std::size_t>(gradient.head_dim);
     const std::int64_t row = rows.rows[element / D];

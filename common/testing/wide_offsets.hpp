@@ -1,4 +1,4 @@
-// Tensors whose heads lie more than 2^31 elements apart: 32-bit offset arithmetic would read or write
+// Tensors whose heads or rows lie more than 2^31 elements apart: 32-bit offset arithmetic would read or write
 // elsewhere.
 #pragma once
 
@@ -84,31 +84,35 @@ template <class T, template <class> class Buffer> class TwoRegions {
     std::int64_t distance_ = 0;
 };
 
-// The bits of O and L of a call with two heads, where the inputs' heads or the output's lie far apart.
+// The bits of O and L of a dense call with two heads, or with one head of two rows, where those two parts of
+// the inputs or of the output lie far apart.
 template <class T, template <class> class Buffer>
 std::vector<std::uint32_t> spread_result(const ForwardCall<T>& call, bool far_inputs, bool far_output,
                                          void (*forward)(const ForwardArgs<T>&)) {
     const Shape& s = call.shape;
-    Buffer<float> lse(static_cast<std::size_t>(2 * s.len_q));
+    const bool heads = s.heads_q == 2;
+    Buffer<float> lse(static_cast<std::size_t>(s.heads_q) * static_cast<std::size_t>(s.len_q));
     TwoRegions<T, Buffer> inputs(far_inputs), output(far_output);
     const auto spread = [&](const HostTensor<T>& t, int slot) {
         const std::int64_t offset = slot * TwoRegions<T, Buffer>::kRegion / 4;
-        for (int h = 0; h < 2; ++h)
-            inputs.write(h, offset, t.memory.data() + t.index(0, h, 0, 0), t.stride_head);
-        return TensorView<const T>{inputs.data() + offset, 0, inputs.distance(), t.stride_row};
+        const std::int64_t part = heads ? t.stride_head : t.stride_row;
+        for (int i = 0; i < 2; ++i) inputs.write(i, offset, t.memory.data() + t.first + i * part, part);
+        return TensorView<const T>{inputs.data() + offset, 0, heads ? inputs.distance() : 0,
+                                   heads ? t.stride_row : inputs.distance()};
     };
-    const TensorView<T> o{output.data(), 2 * output.distance(), output.distance(), s.head_dim};
+    const TensorView<T> o{output.data(), 2 * output.distance(), (heads ? 1 : 2) * output.distance(),
+                          heads ? s.head_dim : output.distance()};
     forward(
         {s, spread(call.q, 0), spread(call.k, 1), spread(call.v, 2), o, lse.data(), call.mask, call.scale});
 
-    std::vector<T> head(static_cast<std::size_t>(s.len_q) * static_cast<std::size_t>(s.head_dim));
+    std::vector<T> part(static_cast<std::size_t>(heads ? s.len_q : 1) * static_cast<std::size_t>(s.head_dim));
     std::vector<float> l(lse.size());
     lse.copy_to_host(l.data());
     std::vector<std::uint32_t> bits;
     for (const float x : l) bits.push_back(bits_of(x));
-    for (int h = 0; h < 2; ++h) {
-        output.read(h, head.data(), static_cast<std::int64_t>(head.size()));
-        for (const T x : head) bits.push_back(bits_of(x));
+    for (int i = 0; i < 2; ++i) {
+        output.read(i, part.data(), static_cast<std::int64_t>(part.size()));
+        for (const T x : part) bits.push_back(bits_of(x));
     }
     return bits;
 }
@@ -123,8 +127,8 @@ template <class T, template <class> class Buffer> std::string why_no_wide_offset
     return "it needs " + std::to_string(needed >> 20) + " MiB of free device memory";
 }
 
-// A call whose heads lie far apart must give the result of a dense one, bit for bit. Empty when it does, else
-// what is wrong.
+// A call whose heads or rows lie far apart must give the result of a dense one, bit for bit. Empty when it
+// does, else what is wrong.
 template <class T, template <class> class Buffer>
 std::string check_wide_offsets(const Capabilities& can, void (*forward)(const ForwardArgs<T>&)) {
     const std::string skip = why_no_wide_offsets<T, Buffer>();
@@ -133,13 +137,15 @@ std::string check_wide_offsets(const Capabilities& can, void (*forward)(const Fo
         return "";
     }
     const int head_dim = can.head_dim_multiple > 8 ? can.head_dim_multiple : 8;
-    const Shape shape{1, 2, 2, 5, 7, head_dim};
-    const auto call = make_call<T>({"", shape, Mask::causal_bottom_right(shape)}, can.aligned);
-    const auto want = spread_result<T, Buffer>(call, false, false, forward);
-    if (spread_result<T, Buffer>(call, true, false, forward) != want)
-        return "Q, K and V with heads more than 2^31 elements apart give another result";
-    if (spread_result<T, Buffer>(call, false, true, forward) != want)
-        return "O with heads more than 2^31 elements apart gets another result";
+    for (const Shape& shape : {Shape{1, 2, 2, 5, 7, head_dim}, Shape{1, 1, 1, 2, 2, head_dim}}) {
+        const auto call = make_call<T>({"", shape, Mask::causal_bottom_right(shape)}, can.aligned);
+        const std::string parts = shape.heads_q == 2 ? "heads" : "rows";
+        const auto want = spread_result<T, Buffer>(call, false, false, forward);
+        if (spread_result<T, Buffer>(call, true, false, forward) != want)
+            return "Q, K and V with " + parts + " more than 2^31 elements apart give another result";
+        if (spread_result<T, Buffer>(call, false, true, forward) != want)
+            return "O with " + parts + " more than 2^31 elements apart gets another result";
+    }
     return "";
 }
 
