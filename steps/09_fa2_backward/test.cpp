@@ -10,6 +10,7 @@
 #include "backward_cpu.hpp"
 #include "common/gpu/device.hpp"
 #include "common/reference.hpp"
+#include "common/simt/control.hpp"
 #include "common/simt/counters.hpp"
 #include "common/testing/backward_conformance.hpp"
 #include "common/testing/needs_device.hpp"
@@ -38,6 +39,12 @@ flash::testing::Capabilities capabilities() {
 std::int64_t no_workspace(const Shape&, bool /*deterministic*/) {
     return 0;
 }
+
+struct SharedLimit {
+    explicit SharedLimit(std::size_t bytes) { simt::set_shared_memory_limit(bytes); }
+    ~SharedLimit() { simt::set_shared_memory_limit(simt::kDefaultSharedLimit); }
+    SharedLimit(const SharedLimit&) = delete;
+};
 
 // What is wrong with the step's answer to a case, in both modes; empty when nothing is.
 template <class T> std::string failure_of(const BackwardCase& c) {
@@ -132,6 +139,30 @@ TEST_CASE("a workspace is stated in bytes, does not depend on Nk, and is refused
 TEST_CASE_TEMPLATE("every head dimension that is a multiple of 8 up to 256 is right", T, fp16, bf16) {
     for (int head_dim = 8; head_dim <= 256; head_dim += 8)
         CHECK(failure_of<T>({{"", {1, 1, 1, 17, 40, head_dim}, Mask::causal(20), Storage::kPadded}}) == "");
+}
+
+TEST_CASE_TEMPLATE(
+    "M31: with 163 KB of shared memory for a block the backward takes smaller tiles and is right", T, fp16,
+    bf16) {
+    const SharedLimit limit(163 * 1024);
+    for (const int head_dim : {64, 128, 256})
+        CHECK(failure_of<T>({{"", {1, 2, 1, 100, 140, head_dim}, Mask::causal(30)}}) == "");
+}
+
+TEST_CASE_TEMPLATE("M31: with 99 KB head dimensions up to 128 are right, and 256 is refused with both sizes",
+                   T, fp16, bf16) {
+    const SharedLimit limit(99 * 1024);
+    for (const int head_dim : {64, 128})
+        CHECK(failure_of<T>({{"", {1, 1, 1, 100, 140, head_dim}, Mask::causal(30)}}) == "");
+    std::string message;
+    try {
+        failure_of<T>({{"", {1, 1, 1, 10, 10, 256}}});
+    } catch (const gpu::DeviceError& error) {
+        message = error.what();
+    }
+    CAPTURE(message);
+    CHECK(message.find("143872") != std::string::npos);
+    CHECK(message.find("101376") != std::string::npos);
 }
 
 TEST_CASE_TEMPLATE("the backward is right at sizes with several tiles each way", T, fp16, bf16) {

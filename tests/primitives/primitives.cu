@@ -184,6 +184,37 @@ __global__ void pack2_kernel(const float* low, const float* high, std::uint32_t*
     if (i < n) out[i] = gpu::pack2<T>(low[i], high[i]);
 }
 
+template <class T> __global__ void unpack2_kernel(const std::uint32_t* packed, float* out, int n) {
+    const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+    if (i >= n) return;
+    const float2 pair = gpu::unpack2<T>(packed[i]);
+    out[i] = pair.x;
+    out[n + i] = pair.y;
+}
+
+__global__ void hand_over_kernel(int* out, int pairs, int rounds) {
+    int* smem = gpu::dynamic_smem<int>();
+    const int warp = static_cast<int>(threadIdx.x) / kLanes;
+    const int slot = static_cast<int>(threadIdx.x) % (pairs * kLanes);
+    const int barrier = warp % pairs + 1;
+    for (int round = 0; round < rounds; ++round) {
+        if (warp < pairs) {
+            smem[slot] = 1000 * round + slot;
+            gpu::named_barrier_arrive(barrier, 2 * kLanes);
+        } else {
+            gpu::named_barrier_sync(barrier, 2 * kLanes);
+            out[round * pairs * kLanes + slot] = smem[slot ^ 1];
+        }
+        __syncthreads();
+    }
+}
+
+__global__ void atomic_add_x4_kernel(const float* x, float* sums) {
+    const int first = 4 * static_cast<int>(threadIdx.x);
+    const float values[4] = {x[first], x[first + 1], x[first + 2], x[first + 3]};
+    gpu::atomic_add_x4(sums + first, values);
+}
+
 __global__ void exp2_kernel(const float* x, float* y, int n) {
     const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
     if (i < n) y[i] = gpu::exp2_approx(x[i]);
@@ -305,6 +336,30 @@ template <class T> Words pack2(const std::vector<float>& low, const std::vector<
     return to_host(out);
 }
 
+template <class T> std::vector<float> unpack2(const Words& packed) {
+    const auto in = to_device(packed);
+    gpu::DeviceBuffer<float> out(2 * packed.size());
+    const auto blocks = static_cast<unsigned>((packed.size() + 127) / 128);
+    gpu::launch(unpack2_kernel<T>, blocks, 128, 0, nullptr, in.data(), out.data(),
+                static_cast<int>(packed.size()));
+    return to_host(out);
+}
+
+std::vector<int> hand_over(int pairs, int rounds) {
+    gpu::DeviceBuffer<int> out(static_cast<std::size_t>(rounds * pairs * kLanes));
+    gpu::launch(hand_over_kernel, 1, static_cast<unsigned>(2 * pairs * kLanes),
+                static_cast<std::size_t>(pairs * kLanes) * sizeof(int), nullptr, out.data(), pairs, rounds);
+    return to_host(out);
+}
+
+std::vector<float> atomic_add_x4(const std::vector<float>& x, int blocks) {
+    const auto in = to_device(x);
+    auto sums = to_device(std::vector<float>(x.size()));
+    gpu::launch(atomic_add_x4_kernel, static_cast<unsigned>(blocks), kLanes, 0, nullptr, in.data(),
+                sums.data());
+    return to_host(sums);
+}
+
 std::vector<float> exp2_approx(const std::vector<float>& x) {
     const auto in = to_device(x);
     gpu::DeviceBuffer<float> out(x.size());
@@ -378,5 +433,7 @@ template std::vector<float> multiply_twice<bf16>(const std::vector<bf16>&, const
                                                  const std::vector<bf16>&);
 template Words pack2<fp16>(const std::vector<float>&, const std::vector<float>&);
 template Words pack2<bf16>(const std::vector<float>&, const std::vector<float>&);
+template std::vector<float> unpack2<fp16>(const Words&);
+template std::vector<float> unpack2<bf16>(const Words&);
 
 }  // namespace flash::primitives

@@ -46,6 +46,17 @@ Votes vote(const std::vector<int>& predicate);
 
 template <class T> Words pack2(const std::vector<float>& low, const std::vector<float>& high);
 
+// Each packed pair taken apart again: low values, then high values.
+template <class T> std::vector<float> unpack2(const Words& packed);
+
+// One block of 2 * pairs warps: warp i < pairs hands `rounds` numbers to warp pairs + i through shared memory
+// and a named barrier of the two, never meeting the others in between. Returns what each receiving thread has
+// got, round after round: rounds x (32 * pairs).
+std::vector<int> hand_over(int pairs, int rounds);
+
+// `blocks` blocks of 32 lanes each add x[4 * lane ..] to the same 128 floats.
+std::vector<float> atomic_add_x4(const std::vector<float>& x, int blocks);
+
 std::vector<float> exp2_approx(const std::vector<float>& x);
 
 // Every thread of a grid adds its number to one counter of each type and takes part in one maximum.

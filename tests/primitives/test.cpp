@@ -237,6 +237,43 @@ TEST_CASE("exp2_approx is within 2 ulp, flushes subnormal results, and keeps the
     CHECK(std::isnan(special[8]));
 }
 
+TEST_CASE_TEMPLATE("unpack2 gives back every value exactly, low half first", T, fp16, bf16) {
+    Words packed;
+    for (std::uint32_t bits = 0; bits < 65536; bits += 2) packed.push_back((bits + 1) << 16 | bits);
+    const std::vector<float> values = unpack2<T>(packed);
+    REQUIRE(values.size() == 65536);
+    for (std::size_t i = 0; i < packed.size(); ++i) {
+        const auto same = [](float got, std::uint32_t bits) {
+            const float want = to_float(T{static_cast<std::uint16_t>(bits)});
+            return std::isnan(want) ? std::isnan(got)
+                                    : std::bit_cast<std::uint32_t>(got) == std::bit_cast<std::uint32_t>(want);
+        };
+        CAPTURE(i);
+        CHECK(same(values[i], packed[i] & 0xffff));
+        CHECK(same(values[packed.size() + i], packed[i] >> 16));
+    }
+}
+
+TEST_CASE("a named barrier orders two warps and leaves the others alone") {
+    for (const int pairs : {1, 4, 15}) {
+        const std::vector<int> got = hand_over(pairs, 3);
+        REQUIRE(got.size() == static_cast<std::size_t>(3 * pairs * 32));
+        for (int i = 0; i < static_cast<int>(got.size()); ++i) {
+            const int round = i / (pairs * 32), slot = i % (pairs * 32);
+            CAPTURE(pairs);
+            CHECK(got[static_cast<std::size_t>(i)] == 1000 * round + (slot ^ 1));
+        }
+    }
+}
+
+TEST_CASE("atomic_add_x4 adds four neighbours and loses nothing") {
+    std::vector<float> x(128);
+    for (int i = 0; i < 128; ++i) x[i] = static_cast<float>(i - 40);
+    std::vector<float> want(128);
+    for (int i = 0; i < 128; ++i) want[i] = 50.0f * x[i];
+    CHECK(atomic_add_x4(x, 50) == want);
+}
+
 TEST_CASE("atomics lose no update, in global and in shared memory") {
     const int n = 5 * 96;
     const AtomicResults r = atomics(5, 96);
