@@ -338,3 +338,135 @@ TEST_CASE("forward.cu and head_dims.hpp are step 08's but for the step's number"
         CHECK((text == text_of(std::string("08_fa2_forward/") + copy.theirs)));
     }
 }
+
+// ---------------------------------------------------------------------------------------------------------
+// Which tiles a mask leaves
+
+namespace {
+
+// The tiles that backward.cu and backward_dq.cu choose on a device with 218 KB of shared memory or more.
+struct TileSizes {
+    int head_dim, block_q, block_kv;  // of the blocks that sum dK and dV
+    int dq_rows, dq_keys;             // of the second pass, a quarter of the rows for each warp
+};
+TileSizes tiles_for(int head_dim) {
+    if (head_dim <= 64) return {64, 64, 128, 128, 64};
+    if (head_dim <= 128) return {128, 64, 128, 128, 32};
+    return {256, 64, 64, 64, 32};
+}
+
+std::int64_t ceil_div(std::int64_t a, int b) {
+    return (a + b - 1) / b;
+}
+
+// Of one head, with whole tiles of queries: pairs of a query tile and a key tile of which some query sees a
+// key; and how many key tiles of the second pass groups of `rows` queries see.
+std::int64_t pairs_of_tiles(const Shape& s, const Mask& mask, const TileSizes& t) {
+    std::int64_t pairs = 0;
+    for (int key = 0; key < s.len_kv; key += t.block_kv)
+        for (int row = t.block_q; row <= s.len_q; row += t.block_q)
+            pairs += mask.visible_keys(row - 1, s.len_kv) > key;
+    return pairs;
+}
+std::int64_t tiles_seen(const Shape& s, const Mask& mask, int rows, const TileSizes& t) {
+    std::int64_t tiles = 0;
+    for (int row = rows; row <= s.len_q; row += rows)
+        tiles += ceil_div(mask.visible_keys(row - 1, s.len_kv), t.dq_keys);
+    return tiles;
+}
+
+// mma instructions of one product of a tile: m16n8k16 makes 16 x 8 x 16 multiplications.
+std::int64_t mma_of_product(std::int64_t rows, std::int64_t keys, int head_dim) {
+    return rows * keys * head_dim / (16 * 8 * 16);
+}
+
+template <class T> simt::Counters count_of(const Shape& s, const Mask& mask, bool deterministic) {
+    auto call = flash::testing::make_backward_call<T>({{"", s, mask}}, true);
+    call.choose_mode(deterministic, backward_workspace_bytes(s, deterministic));
+    const auto step =
+        flash::testing::backward_step<T, DeviceBuffer>(&attention_backward<T>, &backward_workspace_bytes);
+    simt::reset();
+    step.execute(call, {});
+    return simt::total();
+}
+
+struct MaskedProblem {
+    int heads_q, len_q, len_kv;
+    Mask mask;
+};
+
+}  // namespace
+
+TEST_CASE_TEMPLATE(
+    "products, exponentials, barriers and additions to dQ are those of the tiles a mask leaves", T, fp16,
+    bf16) {
+    if (!simt::hooks_enabled()) {
+        std::printf("SKIP: this build counts nothing\n");
+        return;
+    }
+    const auto equal = [](std::uint64_t counted, std::int64_t formula) {
+        return counted == static_cast<std::uint64_t>(formula);
+    };
+    for (const int head_dim : {64, 104, 256}) {
+        const TileSizes t = tiles_for(head_dim);
+        for (const MaskedProblem& p :
+             {MaskedProblem{2, 128, 200, Mask::none()}, MaskedProblem{1, 256, 256, Mask::causal(0)},
+              MaskedProblem{1, 256, 256, Mask::causal(-40)}, MaskedProblem{1, 128, 300, Mask::causal(37)},
+              MaskedProblem{1, 256, 128, Mask::causal(-128)},
+              MaskedProblem{2, 128, 128, Mask::causal(-1000)}}) {
+            const Shape s{1, p.heads_q, 1, p.len_q, p.len_kv, head_dim};
+            CAPTURE(flash::testing::describe(s));
+            CAPTURE(flash::testing::describe(p.mask));
+            const std::int64_t tiles = s.heads_q * pairs_of_tiles(s, p.mask, t);
+            const std::int64_t product = mma_of_product(t.block_q, t.block_kv, t.head_dim);
+            const std::int64_t scores = tiles * t.block_q * t.block_kv;
+            const std::int64_t barriers = tiles + 2 * ceil_div(s.len_kv, t.block_kv);
+            const auto fast = count_of<T>(s, p.mask, false);
+            CHECK(equal(fast.mma, 5 * tiles * product));
+            CHECK(equal(fast.exp2, scores));
+            CHECK(equal(fast.barriers, barriers));
+            CHECK(equal(fast.atomics, tiles * t.block_q * t.head_dim));
+
+            // In the second pass a block copies the tiles that some of its queries see, a warp multiplies
+            // those that some of its own see.
+            const int warp_rows = t.dq_rows / 4;
+            const std::int64_t copied = s.heads_q * tiles_seen(s, p.mask, t.dq_rows, t);
+            const std::int64_t multiplied = s.heads_q * tiles_seen(s, p.mask, warp_rows, t);
+            const std::int64_t dq_blocks = s.heads_q * ceil_div(s.len_q, t.dq_rows);
+            const auto both = count_of<T>(s, p.mask, true);
+            CHECK(equal(both.mma, 4 * tiles * product +
+                                      3 * multiplied * mma_of_product(warp_rows, t.dq_keys, t.head_dim)));
+            CHECK(equal(both.exp2, scores + multiplied * warp_rows * t.dq_keys));
+            CHECK(equal(both.barriers, barriers + copied + dq_blocks));
+            CHECK(both.atomics == 0);
+        }
+    }
+}
+
+TEST_CASE(
+    "Predict: causal, N = 1024, D = 128 is 72 tiles and 184,320 mma; 248,832 mma in the deterministic mode") {
+    const Shape s{1, 1, 1, 1024, 1024, 128};
+    const Mask mask = Mask::causal_top_left();
+    CHECK(pairs_of_tiles(s, mask, tiles_for(128)) == 72);
+    CHECK(tiles_seen(s, mask, 32, tiles_for(128)) == 528);
+    if (!simt::hooks_enabled()) return;
+    CHECK(count_of<bf16>(s, mask, false).mma == 184'320);
+    CHECK(count_of<bf16>(s, mask, true).mma == 248'832);
+}
+
+TEST_CASE(
+    "Predict: N = 4096, D = 128 takes a workspace of 2,129,920 bytes; 32,768 in the deterministic mode") {
+    CHECK(backward_workspace_bytes({1, 1, 1, 4096, 4096, 128}, false) == 2'129'920);
+    CHECK(backward_workspace_bytes({1, 1, 1, 4096, 4096, 128}, true) == 32'768);
+}
+
+TEST_CASE(
+    "Predict: at N = 512, D = 128 four tiles add to each element of dQ, and the blocks move 3,561,472 "
+    "bytes") {
+    if (!simt::hooks_enabled()) return;
+    const Shape s{1, 1, 1, 512, 512, 128};
+    const auto counted = count_of<bf16>(s, Mask::none(), false);
+    CHECK(counted.atomics == 4 * 512 * 128);
+    CHECK(counted.global_load_bytes_distinct_per_block + counted.global_store_bytes_distinct_per_block ==
+          3'561'472);
+}
