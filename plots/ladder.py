@@ -74,15 +74,24 @@ def _same_problem(case):
     return tuple(case[name] for name in results.CASE if name != "variant")
 
 
+def is_beside_peers(case):
+    return case["variant"].endswith(gpu_tables.BESIDE_PEERS)
+
+
+def version(case):
+    """A version's name, the same beside peers: 'fast' of 'fast beside peers'."""
+    return case["variant"].removesuffix(gpu_tables.BESIDE_PEERS).strip() or "forward"
+
+
 def headline(step_cases):
     """The cases that stand for a step: one unmasked problem, in bf16 where there is one, that most versions ran; the
-    largest of those."""
+    largest of those. Of a step that has a backward it is the backward."""
     usable = [c for c in step_cases if c[0]["op"] != "peak" and {"time", "traffic_per_launch"} & c[1].keys()]
-    own = [c for c in usable if c[0]["variant"] != gpu_tables.BESIDE_PEERS]
+    own = [c for c in usable if not is_beside_peers(c[0])]
     # Beside its peers a step makes the same call again: it stands for the step where the bench's own row is missing.
-    if any(c[0]["op"] == "forward" for c in own):
+    if any(c[0]["op"] in ("forward", "backward") for c in own):
         usable = own
-    for op in ("forward", "backward", "softmax"):
+    for op in ("backward", "forward", "softmax"):
         of_op = [c for c in usable if c[0]["op"] == op and c[0]["mask"] == "none"]
         if not of_op:
             continue
@@ -129,7 +138,7 @@ def _bank_conflicts(metrics):
 LADDER_COLUMNS = {
     "step": lambda case, metrics: case["step"],
     "idea": lambda case, metrics: IDEAS.get(case["step"], ""),
-    "version": lambda case, metrics: "forward" if case["variant"] == gpu_tables.BESIDE_PEERS else case["variant"],
+    "version": lambda case, metrics: version(case),
     "problem": lambda case, metrics: f"{problem(case)}, {case['dtype']}",
     "time": lambda case, metrics: quantity(metrics["time"]) if "time" in metrics else "",
     "rate": lambda case, metrics: _rate(metrics),
@@ -154,10 +163,11 @@ def ladder(rows):
     for step in sorted({case["step"] for case, _ in all_cases if case["step"]}):
         mine = [c for c in all_cases if c[0]["step"] == step]
         # The ratio to a peer was measured in one process with it, so it stands in a row of its own.
-        beside = {_same_problem(c): m for c, m in mine if c["variant"] == gpu_tables.BESIDE_PEERS}
+        beside = {(version(c), *_same_problem(c)): m for c, m in mine if is_beside_peers(c)}
         for case, metrics in headline(mine):
-            ratio = beside.get(_same_problem(case), {}).get("ratio_to_sdpa_flash")
-            if ratio and case["variant"] in ("forward", "three kernels"):
+            name = "forward" if case["variant"] == "three kernels" else version(case)
+            ratio = beside.get((name, *_same_problem(case)), {}).get("ratio_to_sdpa_flash")
+            if ratio:
                 metrics = {**metrics, "ratio_to_sdpa_flash": ratio}
             lines.append([column(case, metrics) for column in LADDER_COLUMNS.values()])
     return _without_empty_columns(list(LADDER_COLUMNS), lines)
@@ -193,6 +203,7 @@ COUNTED = {
     "mma": "mma",
     "exp2": "exp2",
     "barriers": "barriers",
+    "atomics": "atomic additions",
     "shared_bank_conflicts": "bank conflicts",
 }
 
@@ -211,7 +222,7 @@ def step_tables(rows, step):
     """A step's measurements as a list of (title, header, lines)."""
     mine = [c for c in results.cases(rows) if c[0]["step"] == step]
     mine = [c for c in mine if c[0]["op"] not in ("peak", *gpu_tables.SUMMARIES)]
-    mine = [c for c in mine if c[0]["variant"] != gpu_tables.BESIDE_PEERS]
+    mine = [c for c in mine if not is_beside_peers(c[0])]
     tables = []
     overflow = [c for c in mine if "overflow_at" in c[1]]
     if overflow:

@@ -10,6 +10,7 @@ import math
 import pathlib
 import sys
 
+import pictures_backward
 import pictures_gpu
 import pictures_lessons
 import pictures_study
@@ -252,7 +253,7 @@ LESSONS = {
         io_model,
     )
 }
-PICTURES = {**LESSONS, **pictures_lessons.PICTURES, **pictures_gpu.PICTURES, **pictures_study.PICTURES}
+PICTURES = {**LESSONS, **pictures_lessons.PICTURES, **pictures_backward.PICTURES, **pictures_gpu.PICTURES, **pictures_study.PICTURES}
 
 
 def rows_for(name, rows):

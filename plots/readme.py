@@ -11,6 +11,7 @@ A block stands between <!-- generated:NAME --> and <!-- /generated -->. NAME is 
     ablation-NN       step NN with one idea undone at a time
     profile           what Nsight Compute says about every step
     targets-NN        step NN's profile against its targets
+    experiments-...   what was tried for a step, from plots/data/experiments: backward
     study-...         a table of docs/numerics.md: scale, p, mask, growth, logits, equal-keys
     picture-...       a picture of GPU results, once it is drawn: gpu_ladder, share_of_sdpa, tile_heatmap, ablation,
                       memory_gpu, roofline
@@ -22,6 +23,7 @@ import pathlib
 import re
 import sys
 
+import experiments
 import gpu_tables
 import ladder
 import results
@@ -55,6 +57,14 @@ def study_block(all_rows, name):
     """The study is the same on every machine."""
     rows = [row for rows in all_rows for row in rows if row["op"] == "study"]
     return f"{ladder.markdown(*studies.TABLES[name](rows))}\n" if rows else NOTHING
+
+
+def experiments_block(name):
+    path = experiments.FILES / f"{name}.csv"
+    if not path.is_file():
+        return None
+    rows = experiments.read(path)
+    return f"{experiments.measured_on(rows)}\n\n{ladder.markdown(*experiments.table(rows))}\n" if rows else NOTHING
 
 
 def linked(header, lines):
@@ -96,6 +106,8 @@ def block(name, path, all_rows):
         return picture_block(rest, path)
     if kind == "study" and rest in studies.TABLES:
         return study_block(all_rows, rest)
+    if kind == "experiments":
+        return experiments_block(rest)
     if kind == "measure" and re.fullmatch(r"\d\d", rest):
         return measure_block(all_rows, rest)
     if kind in ("ablation", "targets") and re.fullmatch(r"\d\d", rest):

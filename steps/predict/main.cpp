@@ -178,7 +178,7 @@ void show(const Number& number, std::optional<double> guess, const Terminal& ter
 
 int run(const std::vector<std::string>& steps, bool answers_only) {
     std::vector<Question> questions = questions_01_to_03();
-    for (const auto& more : {questions_04_and_05(), questions_06_to_08()})
+    for (const auto& more : {questions_04_and_05(), questions_06_to_08(), questions_09()})
         questions.insert(questions.end(), more.begin(), more.end());
     for (const auto& step : steps) {
         bool known = false;

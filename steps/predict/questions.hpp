@@ -28,5 +28,6 @@ struct NothingCounted {};
 std::vector<Question> questions_01_to_03();
 std::vector<Question> questions_04_and_05();
 std::vector<Question> questions_06_to_08();
+std::vector<Question> questions_09();
 
 }  // namespace flash::predict

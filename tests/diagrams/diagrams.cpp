@@ -9,10 +9,12 @@
 
 #include "common/gpu/device.hpp"
 #include "common/simt/counters.hpp"
+#include "common/testing/backward_case.hpp"
 #include "common/testing/forward_case.hpp"
 #include "steps/02_online_softmax/softmax.hpp"
 #include "steps/05_flash_forward/attention.hpp"
 #include "steps/08_fa2_forward/attention.hpp"
+#include "steps/09_fa2_backward/attention.hpp"
 #include "tests/primitives/primitives.hpp"
 
 namespace flash::diagrams {
@@ -136,6 +138,46 @@ void add_tiles(Lines& lines, const char* picture, void (*forward)(const ForwardA
     }
 }
 
+// Step 09's backward at D = 64, a causal head of N queries and keys: the block of each key tile runs alone,
+// as keys with a diagonal further back, and the exponentials that it takes say how many query tiles it walks,
+// the last ones. a: as above; b: 1 if it is walked.
+void add_backward_tiles(Lines& lines, int len, int block_q, int block_kv) {
+    const Mask mask = Mask::causal_top_left();
+    for (int first = 0; first < len; first += block_kv) {
+        const Shape shape{1, 1, 1, len, block_kv, 64};
+        auto call = testing::make_backward_call<bf16>({{"", shape, Mask::causal(-first)}}, true);
+        const auto on_device = [](const std::vector<bf16>& memory) {
+            gpu::DeviceBuffer<bf16> buffer(memory.size());
+            buffer.copy_from_host(memory.data());
+            return buffer;
+        };
+        auto q = on_device(call.q.memory), k = on_device(call.k.memory), v = on_device(call.v.memory),
+             o = on_device(call.o.memory), d_o = on_device(call.d_o.memory), dq = on_device(call.dq.memory),
+             dk = on_device(call.dk.memory), dv = on_device(call.dv.memory);
+        gpu::DeviceBuffer<float> lse(call.lse.size());
+        lse.copy_from_host(call.lse.data());
+        gpu::DeviceBuffer<std::byte> workspace(
+            static_cast<std::size_t>(step09::backward_workspace_bytes(shape, false)));
+        call.workspace_bytes = static_cast<std::int64_t>(workspace.size());
+        auto args = call.args({q.data(), k.data(), v.data(), o.data(), d_o.data(), lse.data(), dq.data(),
+                               dk.data(), dv.data(), workspace.data()});
+        args.workspace = workspace.data();
+        simt::reset();
+        step09::attention_backward(args);
+        gpu::synchronize();
+        const int walked = static_cast<int>(simt::total().exp2) / (block_q * block_kv);
+        for (int row = 0; row < len; row += block_q) {
+            const bool any = mask.visible_keys(row + block_q - 1, len) > first;
+            const bool all = mask.visible_keys(row, len) >= first + block_kv;
+            lines.add("walk_09", first / block_kv, row / block_q,
+                      all   ? 2
+                      : any ? 1
+                            : 0,
+                      row / block_q >= len / block_q - walked);
+        }
+    }
+}
+
 // The README's row with values 10, 20, 30, 40. Column 0: the score and its value; 1: m and l; 2: acc and acc
 // / l.
 void add_states(Lines& lines) {
@@ -174,6 +216,7 @@ std::string all_lines() {
     add_tiles<bf16>(lines, "tiles_08", step08::attention_forward<bf16>, 1024, 128, 128, 64);
     add_tiles<bf16>(lines, "walk_05", step05::attention_forward<bf16>, 300, 64, 64, 64);
     add_tiles<bf16>(lines, "walk_08", step08::attention_forward<bf16>, 300, 128, 128, 64);
+    add_backward_tiles(lines, 1024, 64, 128);
     return lines.text;
 }
 

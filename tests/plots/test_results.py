@@ -12,6 +12,7 @@ import unittest.mock
 
 import sample
 
+import experiments
 import gpu_tables
 import ladder
 import readme
@@ -74,6 +75,43 @@ class Tables(unittest.TestCase):
         self.assertEqual({line[header.index("problem")] for line in lines[2:5]}, {"N = 1024, D = 64, fp32"})
         self.assertEqual([line[header.index("rate")] for line in lines[2:5]], ["2 GFLOP/s", "2.5 GFLOP/s", "150 GFLOP/s"])
         self.assertEqual(lines[-1][header.index("traffic per launch")], "1 MiB = formula")
+
+    def test_a_step_with_a_backward_is_shown_by_it_in_both_modes(self):
+        def of(variant, op, metric, unit, value):
+            return sample.row("09", variant, op, 512, metric, unit, value, "bf16", backend="emulator")
+
+        counted = [of(mode, "backward", "traffic_per_launch", "bytes", value) for mode, value in (("fast", 2048), ("deterministic", 1024))]
+        timed = [of("beside peers", "forward", "time", "ms", 1.0)]
+        timed += [of(f"{mode} beside peers", "backward", "time", "ms", 2.0) for mode in ("fast", "deterministic")]
+        timed += [of("fast beside peers", "backward", "ratio_to_sdpa_flash", "", 1.25)]
+        for more, column, values in (
+            (counted, "traffic per launch", ["2 KiB", "1 KiB"]),
+            (timed, "of SDPA flash", ["125 %", ""]),
+            (counted + timed, "of SDPA flash", ["125 %", ""]),
+        ):
+            with tempfile.TemporaryDirectory() as directory:
+                path = pathlib.Path(directory) / "x.csv"
+                path.write_text(sample.text(*more))
+                header, lines = ladder.ladder(results.read(path))
+            lines = [line for line in lines if line[header.index("step")] == "09"]
+            self.assertEqual([line[header.index("version")] for line in lines], ["fast", "deterministic"])
+            self.assertEqual([line[header.index(column)] for line in lines], values)
+
+    def test_what_was_tried_has_its_gain_over_what_was_kept(self):
+        with tempfile.TemporaryDirectory() as directory:
+            path = pathlib.Path(directory) / "x.csv"
+            head = ",".join(experiments.COLUMNS)
+            path.write_text(f'{head}\n64,one,1.00,0.9,yes,m,2026-01-02\n64,"two, too",1.5,,no,m,2026-01-02\n64,three,1.1,,yes,m,2026-01-02\n')
+            header, lines = experiments.table(experiments.read(path))
+            self.assertEqual([line[1] for line in lines], ["one", "*two, too*", "three"])
+            self.assertEqual([line[header.index("gain")] for line in lines], ["", "", "+10 %"])
+            for broken in ("64,one,,,yes,m,d", "64,one,x,,yes,m,d", "64,one,-1,,yes,m,d", "64,one,1,,perhaps,m,d"):
+                path.write_text(f"{head}\n{broken}\n")
+                with self.assertRaisesRegex(results.ResultsError, "line 2"):
+                    experiments.read(path)
+            path.write_text("head_dim,change\n64,one\n")
+            with self.assertRaisesRegex(results.ResultsError, "must begin with the line"):
+                experiments.read(path)
 
     def test_a_step_has_its_overflow_times_memory_and_counts(self):
         self.assertEqual([t[0] for t in ladder.step_tables(self.rows, "01")], ["Where the naive softmax overflows", "Time and rate (softmax)"])
