@@ -4,6 +4,19 @@
 # Says first what it will install; installs nothing when all is there. docs/building.md gives the reason for each.
 set -eu
 
+case ${1:-} in
+-h | --help)
+    printf 'setup.sh\n\n'
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+    exit
+    ;;
+'') ;;
+*)
+    printf 'setup: takes no argument; --help says what it does\n' >&2
+    exit 2
+    ;;
+esac
+
 say() { printf 'setup: %s\n' "$*"; }
 die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 have() { command -v "$1" >/dev/null 2>&1; }

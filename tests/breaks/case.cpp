@@ -84,6 +84,13 @@ int main(int argc, char** argv) {
     std::string failure;
     try {
         const std::vector<std::string> words(argv + 1, argv + argc);
+        if (words.empty() || words[0] == "--help") {
+            std::puts(
+                "case DTYPE B HQ HKV NQ NK D MASK STORAGE PATTERN [SCALE]\n\n"
+                "Runs the step on one input and says what is wrong, such as: bf16 1 1 1 64 64 64 none bhnd "
+                "normal");
+            return words.empty() ? 2 : 0;
+        }
         failure = flash::judge_as<STEP_TYPES>(words.at(0), flash::case_from(words));
     } catch (const std::exception& error) {
         std::fprintf(stderr, "%s\n", error.what());

@@ -141,8 +141,13 @@ def write_documents(variants):
 
 
 def main(arguments):
+    if {"-h", "--help"} & set(arguments):
+        print(__doc__.strip())
+        return 0
+    if arguments not in ([], ["--check"]):
+        sys.exit(f"catalogue.py does not know {' '.join(arguments)}; --help says what it takes")
     variants = all_variants()
-    if arguments != ["--check"]:
+    if not arguments:
         write_documents(variants)
         return 0
     stale = [path for path, text in documents(variants).items()

@@ -113,6 +113,12 @@ int fail(const std::string& sentence) {
 
 int main(int argc, char** argv) {
     simt::set_seed(0);
+    if (argc == 2 && std::string(argv[1]) == "--help") {
+        std::puts(
+            "emulator_reports [FILE [--write]]\n\nWhat the emulator says about known mistakes: prints it, or "
+            "compares it with a document, or writes it there.");
+        return 0;
+    }
     if (argc < 2) {
         std::fputs(as_markdown().c_str(), stdout);
         return 0;

@@ -8,10 +8,15 @@ written. Inputs are multiples of 1/64, so that every number in the file is exact
     python tests/golden/make_golden.py
 """
 
+import sys
 from pathlib import Path
 
-import numpy as np
-import torch
+if __name__ == "__main__" and {"-h", "--help"} & set(sys.argv[1:]):  # before imports that may be missing
+    print(__doc__.strip())
+    sys.exit()
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
 
 # name, (B, Hq, Hkv, Nq, Nk, D), diagonal (None: no mask), scale (None: 1/sqrt(D))
 CASES = [

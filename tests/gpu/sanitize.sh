@@ -3,6 +3,10 @@
 #   tests/gpu/sanitize.sh [BUILD_DIR]     (default: build/cuda)
 # Prints one line per step and tool; exits 1 when a tool reported anything, 77 when there is nothing to run on.
 set -u
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+    exit
+fi
 build=${1:-build/cuda}
 tools=(memcheck racecheck initcheck synccheck)
 if ! command -v compute-sanitizer >/dev/null; then

@@ -10,6 +10,10 @@
 
 int main(int argc, char** argv) {
     using namespace flash;
+    if (argc == 2 && std::string(argv[1]) == "--help") {
+        std::puts("numerics_study --csv FILE\n\nWrites what docs/numerics.md says: plots/data/study.csv.");
+        return 0;
+    }
     if (argc != 3 || std::string(argv[1]) != "--csv") {
         std::fputs("usage: numerics_study --csv FILE\n", stderr);
         return 2;
