@@ -10,6 +10,10 @@ import math
 import pathlib
 import sys
 
+if __name__ == "__main__" and {"-h", "--help"} & set(sys.argv[1:]):  # before matplotlib, which may be missing
+    print(__doc__.strip())
+    sys.exit()
+
 import pictures_backward
 import pictures_gpu
 import pictures_lessons
