@@ -11,6 +11,7 @@
 
 #include "common/attention.hpp"
 #include "common/bench/session.hpp"
+#include "common/gpu/device.hpp"
 #include "common/types.hpp"
 
 namespace flash::bench {
@@ -46,7 +47,11 @@ TrafficModel fused_per_block(std::function<int(int head_dim)> block_q);
 // Every tensor once: 4 N D elements and 4 N bytes a head.
 TrafficModel fused_per_launch();
 
-// One entry per version of the step; the first one's info stands for the program.
+// What the device says about its sizes, line by line, and as a line of the table in docs/memory.md.
+std::string device_facts(const gpu::DeviceInfo& device);
+
+// With the option --device alone the program prints device_facts() and ends. One entry per version of the
+// step; the first one's info stands for the program.
 int forward_bench(int argc, char** argv, const std::vector<GpuForwardStep>& versions);
 
 }  // namespace flash::bench

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <charconv>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <stdexcept>
@@ -31,7 +32,8 @@ std::string quoted(const std::string& field) {
 }  // namespace
 
 std::string format_number(double value) {
-    return digits(value, 6);
+    const bool is_count = value == std::floor(value) && std::abs(value) < 1e15;
+    return digits(value, is_count ? 15 : 6);
 }
 
 std::string readable(double value, const std::string& unit) {

@@ -42,7 +42,7 @@ struct Metric {
     Summary value;
 };
 
-// Six significant digits with '.' as the decimal mark, whatever the locale.
+// Whole numbers exactly, others with six significant digits; '.' as the decimal mark, whatever the locale.
 std::string format_number(double value);
 // The same for a reader: three significant digits, bytes as KiB, MiB or GiB.
 std::string readable(double value, const std::string& unit);

@@ -1,5 +1,6 @@
 #include "common/bench/session.hpp"
 
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <string_view>
@@ -7,6 +8,8 @@
 namespace flash::bench {
 
 namespace {
+
+constexpr std::size_t kTerminalColumns = 98;  // of a line; the tour indents it by two
 
 class CheckFailed : public std::runtime_error {
     using std::runtime_error::runtime_error;
@@ -17,13 +20,14 @@ void print_line(const std::string& line) {
     std::fflush(stdout);
 }
 
-std::string usage(const StepInfo& step) {
-    const std::string name = std::string("step") + step.number + "_bench";
+std::string usage(const StepInfo& step, const std::string& program) {
+    const std::string name = program.substr(program.rfind('/') + 1);
     return name + ": " + step.shows + "\n\nusage: " + name +
            " [options]\n"
            "  --tour          a few quick measurements\n"
            "  --csv FILE      append the results to FILE as CSV\n"
            "  --describe      print what the step shows, and nothing else\n"
+           "  --device        (steps 04 on, alone) print the device's sizes, and nothing else\n"
            "  --help          print this\n";
 }
 
@@ -51,13 +55,19 @@ void Session::record(const Case& what, const std::vector<Metric>& metrics) {
         line += " " + describe(what.shape, what.mask);
     }
     line += ":";
-    const char* separator = " ";
     for (const auto& metric : metrics) {
-        line += separator + metric.name + " " + readable(metric.value.median, metric.unit);
+        std::string words = metric.name;
+        std::replace(words.begin(), words.end(), '_', ' ');
+        words += " " + readable(metric.value.median, metric.unit);
         if (metric.value.reps > 1 && metric.name == "time") {
-            line += " (" + readable(metric.value.p10, "") + " to " + readable(metric.value.p90, "") + ")";
+            words += " (" + readable(metric.value.p10, "") + " to " + readable(metric.value.p90, "") + ")";
         }
-        separator = ", ";
+        if (&metric != &metrics.back()) words += ",";
+        if (line.size() + 1 + words.size() > kTerminalColumns) {
+            print_line(line);
+            line = "        ";
+        }
+        line += " " + words;
         results_.append(csv_row(step_.number, what, metric, environment_));
     }
     print_line(line);
@@ -106,7 +116,7 @@ int run_bench(int argc, char** argv, const StepInfo& step, const std::string& ba
     for (int i = 1; i < argc; ++i) {
         const std::string_view option = argv[i];
         if (option == "--help") {
-            std::fputs(usage(step).c_str(), stdout);
+            std::fputs(usage(step, argv[0]).c_str(), stdout);
             return 0;
         }
         if (option == "--describe") {
@@ -118,7 +128,8 @@ int run_bench(int argc, char** argv, const StepInfo& step, const std::string& ba
         } else if (option == "--csv" && i + 1 < argc) {
             options.csv = argv[++i];
         } else {
-            std::fprintf(stderr, "unknown option or missing value: %s\n\n%s", argv[i], usage(step).c_str());
+            std::fprintf(stderr, "unknown option or missing value: %s\n\n%s", argv[i],
+                         usage(step, argv[0]).c_str());
             return 2;
         }
     }

@@ -22,6 +22,8 @@ struct DeviceInfo {
     int sm_count;
     int cc_major, cc_minor;              // compute capability
     std::size_t shared_per_block_optin;  // largest shared memory of one block, in bytes
+    std::size_t shared_per_sm = 0;       // 0 for the emulator, as all that it has no use for
+    std::size_t register_bytes_per_sm = 0;
     std::size_t l2_bytes;
     std::size_t memory_bytes;
     int clock_mhz;  // 0 for the emulator, which times nothing

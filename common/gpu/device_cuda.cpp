@@ -155,6 +155,8 @@ DeviceInfo ask_about_device(int device) {
             .cc_major = properties.major,
             .cc_minor = properties.minor,
             .shared_per_block_optin = properties.sharedMemPerBlockOptin,
+            .shared_per_sm = properties.sharedMemPerMultiprocessor,
+            .register_bytes_per_sm = static_cast<std::size_t>(properties.regsPerMultiprocessor) * 4,
             .l2_bytes = static_cast<std::size_t>(properties.l2CacheSize),
             .memory_bytes = properties.totalGlobalMem,
             .clock_mhz = attribute(cudaDevAttrClockRate, device) / 1000,

@@ -3,9 +3,11 @@
 
 #include <cstddef>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "common/bench/device_timing.hpp"
+#include "common/bench/forward_bench.hpp"
 #include "common/bench/memory.hpp"
 #include "common/gpu/device.hpp"
 #include "common/testing/needs_device.hpp"
@@ -26,6 +28,29 @@ TEST_CASE("F6: peak device memory counts one call and nothing before it") {
     gpu::DeviceBuffer<float> outside(1'000);
     CHECK(peak_extra_device_bytes([] {}) == 0);
     CHECK(gpu::device_bytes_in_use() == 4'000);
+}
+
+TEST_CASE("M1: the device's sizes are printed as they stand in the table of docs/memory.md") {
+    const std::string facts = device_facts({.name = "A chip",
+                                            .sm_count = 132,
+                                            .cc_major = 9,
+                                            .cc_minor = 0,
+                                            .shared_per_block_optin = 227 * 1024,
+                                            .shared_per_sm = 228 * 1024,
+                                            .register_bytes_per_sm = 256 * 1024,
+                                            .l2_bytes = std::size_t{60} << 20,
+                                            .memory_bytes = 150'754'820'096,
+                                            .clock_mhz = 1980,
+                                            .is_emulator = false});
+    for (const char* line :
+         {"A chip, compute capability 9.0\n", "registers of an SM              256 KB\n",
+          "shared memory for one block     227 KB\n", "clock, at most                  1980 MHz\n",
+          "\n| A chip | 9.0 | 132 | 227 KB | 60 MB | 140 GB |\n"})
+        CHECK(facts.find(line) != std::string::npos);
+    CHECK(facts.find("emulator") == std::string::npos);
+    const std::string here = device_facts(gpu::device_info());
+    CHECK((here.find("no GPU: the emulator has") != std::string::npos) == gpu::device_info().is_emulator);
+    CHECK(here.find(gpu::device_info().name) == 0);
 }
 
 TEST_CASE("the emulator counts and refuses to time; a GPU is timed and refuses to count") {

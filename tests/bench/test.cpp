@@ -265,6 +265,13 @@ TEST_CASE("a results row has the columns of the header, in its order") {
     CHECK(row == expected);
 }
 
+TEST_CASE("whole numbers are written exactly, others with six significant digits") {
+    CHECK(format_number(4'756'736) == "4756736");
+    CHECK(format_number(0) == "0");
+    CHECK(format_number(1234.56789) == "1234.57");
+    CHECK(format_number(3e20) == "3e+20");
+}
+
 TEST_CASE("E11: numbers have '.' as the decimal mark whatever the locale") {
     const std::locale before = std::locale::global(std::locale(std::locale::classic(), new CommaDecimal));
     std::ostringstream stream;
