@@ -14,9 +14,9 @@ if __name__ == "__main__" and {"-h", "--help"} & set(sys.argv[1:]):  # before ma
     print(__doc__.strip())
     sys.exit()
 
-import pictures_backward
 import pictures_gpu
 import pictures_lessons
+import pictures_step09
 import pictures_study
 import results
 from drawing import INK, STYLES, Skip, axis_of_lengths, needed, plt, save, style
@@ -257,7 +257,13 @@ LESSONS = {
         io_model,
     )
 }
-PICTURES = {**LESSONS, **pictures_lessons.PICTURES, **pictures_backward.PICTURES, **pictures_gpu.PICTURES, **pictures_study.PICTURES}
+PICTURES = {
+    **LESSONS,
+    **pictures_lessons.PICTURES,
+    **pictures_step09.PICTURES,
+    **pictures_gpu.PICTURES,
+    **pictures_study.PICTURES,
+}
 
 
 def rows_for(name, rows):
