@@ -252,10 +252,10 @@ def step_tables(rows, step):
 def measured_on(rows):
     """One line that names machine, compiler, commit and date of some rows."""
     first = rows[0]
-    devices = list(dict.fromkeys(row["device"] for row in rows))
+    devices, commits = (list(dict.fromkeys(row[name] for row in rows)) for name in ("device", "commit"))
     return (
         f"Measured on {first['machine']} ({', '.join(devices)}), {first['compiler']}, {first['flags']}, "
-        f"commit {first['commit']}, {first['date']}; medians."
+        f"commit{'s' if len(commits) > 1 else ''} {', '.join(commits)}, {first['date']}; medians."
     )
 
 
