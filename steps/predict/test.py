@@ -3,7 +3,9 @@
     test.py PREDICT        the program
 """
 
+import os
 import pathlib
+import pty
 import re
 import subprocess
 import sys
@@ -42,6 +44,29 @@ def run(*arguments, given=""):
     # From a directory that has nothing to do with the project.
     with tempfile.TemporaryDirectory() as elsewhere:
         return subprocess.run([PROGRAM, *arguments], input=given, capture_output=True, text=True, cwd=elsewhere)
+
+
+def on_a_terminal(**environment):
+    """What predict writes to a terminal."""
+    ours, theirs = pty.openpty()
+    variables = {**os.environ, "TERM": "xterm", "NO_COLOR": "", **environment}
+    with tempfile.TemporaryDirectory() as elsewhere:
+        process = subprocess.Popen(
+            [PROGRAM, "--answers", "--step", "01"], stdin=subprocess.DEVNULL, stdout=theirs, cwd=elsewhere, env=variables
+        )
+        os.close(theirs)
+        written = b""
+        while True:
+            try:
+                piece = os.read(ours, 4096)
+            except OSError:  # the other end is closed
+                break
+            if not piece:
+                break
+            written += piece
+        os.close(ours)
+        process.wait()
+    return written.decode()
 
 
 def computed(output):
@@ -134,6 +159,14 @@ class Terminal(unittest.TestCase):
         result = run("--help")
         self.assertEqual(result.returncode, 0)
         self.assertIn("predict --step 05", result.stdout)
+
+    def test_a_terminal_sees_bold_numbers_and_that_something_is_counted_and_NO_COLOR_is_respected(self):
+        self.assertIn("\033[1m11.09375\033[0m", on_a_terminal())
+        self.assertIn("counting ...", on_a_terminal())
+        for environment in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
+            shown = on_a_terminal(**environment)
+            self.assertIn("11.09375", shown)
+            self.assertNotIn("\033", shown)
 
     def test_no_colour_without_a_terminal(self):
         self.assertNotIn("\033", run("--answers").stdout)

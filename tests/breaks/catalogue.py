@@ -97,9 +97,12 @@ def catalogue_text(variants, rows):
         "Well-known ways to get each step wrong, every one as a patch of a few lines that is applied, built and run by the\n"
         "tests: the tests named under *What catches it* must fail with the text shown, and the inputs said to hide the mistake\n"
         "must pass. All of them compile without a warning.\n",
-        "    python3 tests/breaks/run.py --list\n"
-        "    python3 tests/breaks/run.py --show forgotten_rescale --step 05\n\n"
-        "The second one shows a variant from its diff to its failing test. This page is generated from the headers of the\n"
+        "```sh\n"
+        "python3 tests/breaks/run.py --list\n"
+        "cmake --preset breaks\n"
+        "python3 tests/breaks/run.py --show forgotten_rescale --step 05\n"
+        "```\n\n"
+        "The last one shows a variant from its diff to its failing test. This page is generated from the headers of the\n"
         "patches and the results of the last full run (`cmake --workflow --preset breaks`): tests/breaks/catalogue.py.\n",
     ]
     lines = ["| step | bug | kind |", "|---|---|---|"]
