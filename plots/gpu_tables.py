@@ -3,8 +3,17 @@
 import ladder
 import results
 
-BESIDE_PEERS = "beside peers"
-SUMMARIES = ("sweep", "ablation", "profile")  # ops that have tables of their own
+BESIDE_PEERS = "beside peers"  # a variant, and the end of those of the backward
+FAST, DETERMINISTIC = (f"{mode} {BESIDE_PEERS}" for mode in ("fast", "deterministic"))
+FLASH = "SDPA flash"
+SUMMARIES = (  # ops that have tables of their own
+    "sweep",
+    "ablation",
+    "profile",
+    "forward_backward",
+    "gradient_error",
+    "gradient_spread",
+)
 
 
 def of_op(rows, op):
@@ -30,6 +39,72 @@ def peers(rows):
         ratio = metrics["ratio_to_sdpa_flash"]["median"]
         table.setdefault(key, {})[name_of(case)] = f"{tera(metrics['rate'])} ({ratio:.2f})"
     return ["D", "mask", "N", *columns], [[*key, *(line.get(c, "") for c in columns)] for key, line in table.items()]
+
+
+def by_problem(case):
+    return case[0]["D"], case[0]["mask"] == "causal", case[0]["Nk"]
+
+
+def backward(rows, op="backward"):
+    """TFLOP/s and the ratio to SDPA flash's backward, problems down, both modes and the peers across."""
+    beside = [c for c in of_op(rows, op) if "ratio_to_sdpa_flash" in c[1]]
+    columns = list(dict.fromkeys(ladder.version(case) for case, _ in beside))
+    table = {}
+    for case, metrics in sorted(beside, key=by_problem):
+        key = str(case["D"]), case["mask"], str(case["Nk"])
+        ratio = metrics["ratio_to_sdpa_flash"]["median"]
+        table.setdefault(key, {})[ladder.version(case)] = f"{tera(metrics['rate'])} ({ratio:.2f})"
+    return ["D", "mask", "N", *columns], [[*key, *(line.get(c, "") for c in columns)] for key, line in table.items()]
+
+
+def forward_backward(rows):
+    return backward(rows, "forward_backward")
+
+
+def backward_modes(rows):
+    """Both modes beside each other: time, speed of the deterministic one as a share of the fast one's, memory."""
+    table = {}
+    for case, metrics in sorted(of_op(rows, "backward"), key=by_problem):
+        if ladder.is_beside_peers(case):
+            table.setdefault((case["D"], case["mask"], case["Nk"]), {})[case["variant"]] = metrics
+    lines = []
+    for key, modes in table.items():
+        if {FAST, DETERMINISTIC} <= modes.keys():
+            both = modes[FAST], modes[DETERMINISTIC]
+            share = 100 * both[0]["time"]["median"] / both[1]["time"]["median"]
+            times = [ladder.quantity(metrics["time"]) for metrics in both]
+            extra = [ladder.quantity(metrics["extra_memory"]) if "extra_memory" in metrics else "" for metrics in both]
+            lines.append([*map(str, key), *times, f"{share:.0f} %", *extra])
+    header = ["D", "mask", "N", "fast", "deterministic", "its speed", "extra memory, fast", "deterministic"]
+    return header, lines
+
+
+def scientific(value):
+    """Two digits and a power of ten."""
+    return f"{value:.1e}".replace("e-0", "e-") if value else "0"
+
+
+def gradient_error(rows):
+    """Relative errors of dQ, dK and dV against double precision, by type and length."""
+    found = [c for c in of_op(rows, "gradient_error") if {"error_dq", "error_dk", "error_dv"} <= c[1].keys()]
+    columns = list(dict.fromkeys(ladder.version(case) for case, _ in found))
+    table = {}
+    for case, metrics in sorted(found, key=lambda c: (c[0]["dtype"], by_problem(c))):
+        key = case["dtype"], str(case["D"]), case["mask"], str(case["Nk"])
+        cells = (scientific(metrics[f"error_{name}"]["median"]) for name in ("dq", "dk", "dv"))
+        table.setdefault(key, {})[ladder.version(case)] = ", ".join(cells)
+    header = ["type", "D", "mask", "N", *(f"{column}: dQ, dK, dV" for column in columns)]
+    return header, [[*key, *(line.get(c, "") for c in columns)] for key, line in table.items()]
+
+
+def gradient_spread(rows):
+    """How far repeated runs differ in dQ, as a share of its largest number."""
+    found = [c for c in of_op(rows, "gradient_spread") if "spread_dq" in c[1]]
+    lines = [
+        [f"{ladder.problem(case)}, {case['dtype']}", ladder.version(case), str(row["reps"]), scientific(row["median"])]
+        for case, row in ((case, metrics["spread_dq"]) for case, metrics in sorted(found, key=by_problem))
+    ]
+    return ["problem", "mode", "runs", "largest difference in dQ / largest dQ"], lines
 
 
 def sweep(rows):

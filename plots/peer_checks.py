@@ -67,6 +67,10 @@ class Case:
         return self.len_kv - self.len_q if self.causal == "bottom_right" else self.causal
 
     @property
+    def dtype_name(self):
+        return NAMES[self.dtype]
+
+    @property
     def work(self):
         return self.batch * self.heads * self.len_q * self.len_kv * self.dim
 
@@ -211,7 +215,7 @@ class Reference:
         return of_lse if of_lse.failure or of_lse.share > verdict.share else verdict
 
 
-def _largest_nearby(t):
+def largest_nearby(t):
     """(B, H, N, 1): the largest number in a row of (B, H, N, D) or in the eight rows on either side. An early row of a
     causal mask, whose numbers are large, must not hide an error in a later one."""
     of_rows = t.amax(-1).flatten(0, 1)[:, None]
@@ -225,7 +229,7 @@ def _compare(name, out, exact, twin, dtype, floor):
     out, twin = out.double(), twin.double()
     twin_error = torch.where(finite, (twin - exact).abs(), 0)
     size = torch.where(finite, exact.abs(), 0)
-    allowed = 2 * _largest_nearby(twin_error) + 3 * ulp(dtype, _largest_nearby(size)) + floor
+    allowed = 2 * largest_nearby(twin_error) + 3 * ulp(dtype, largest_nearby(size)) + floor
     error = torch.where(finite, (out - exact).abs(), 0)
     # NaN and infinities agree by kind and place.
     right = torch.where(finite, error <= allowed, (out == exact) | (out.isnan() & exact.isnan()))

@@ -1,12 +1,14 @@
 """This project's steps against PyTorch's attention on one GPU, in one process.
 
-    peers.py [--check] [--time] [--memory] [--large] [--csv FILE]
+    peers.py [--check] [--time] [--memory] [--large] [--gradients] [--backward] [--csv FILE]
 
---check   every step against double precision and PyTorch's flash backend, over named shapes and a random sweep
---time    steps and PyTorch's backends taken in turn; writes rows to FILE and prints a table
---memory  what each takes beyond Q, K, V and O, over N
---large   long sequences, many heads, offsets beyond 32 bits
-Without any of these: all four. Rows carry $FLASH_STEPS_MACHINE and $FLASH_STEPS_COMMIT where they are set. Ends with 1 when a step is wrong, with 77 where there is no GPU or no PyTorch.
+--check      every step's forward against double precision and PyTorch's flash backend, over named shapes and a random sweep
+--time       steps and PyTorch's backends taken in turn; writes rows to FILE and prints a table
+--memory     what each takes beyond Q, K, V and O, over N
+--large      long sequences, many heads, offsets beyond 32 bits
+--gradients  the same checks of step 09's gradients, long sequences included; rows of their errors
+--backward   step 09's backward and PyTorch's taken in turn, alone and with the forward; rows of times and memory
+Without any of these: all of them. Rows carry $FLASH_STEPS_MACHINE and $FLASH_STEPS_COMMIT where they are set. Ends with 1 when a step is wrong, with 77 where there is no GPU or no PyTorch.
 """
 
 import argparse
@@ -74,29 +76,36 @@ class Results:
         sizes = case.batch, case.heads, case.heads_kv, case.len_q, case.len_kv, case.dim
         mask = ("none", "") if case.causal is False else ("causal", case.diagonal)
         numbers = [f"{value:.6g}" for value in summary[:3]]
-        what = variant.step, variant.name, "cuda", op, "bf16"
+        what = variant.step, variant.name, "cuda", op, case.dtype_name
         self._append([*what, *sizes, *mask, metric, unit, *numbers, summary[3], *self.environment])
+
+
+def machine_name(device):
+    """$FLASH_STEPS_MACHINE, or the device, as results files name it."""
+    return re.sub(r"[^a-z0-9]+", "-", (os.environ.get("FLASH_STEPS_MACHINE") or device).lower()).strip("-")
+
+
+def today():
+    return datetime.datetime.now(datetime.timezone.utc).date().isoformat()
 
 
 def environment_of(torch):
     """machine, device, compiler, flags, commit, date."""
     device = torch.cuda.get_device_name(0)
-    machine = re.sub(r"[^a-z0-9]+", "-", (os.environ.get("FLASH_STEPS_MACHINE") or device).lower()).strip("-")
     driver = said(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"])
     compiler = f"PyTorch {torch.__version__}"
     flags = f"CUDA {torch.version.cuda}; cuDNN {torch.backends.cudnn.version()}; driver {driver or 'unknown'}"
-    today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
-    return machine, device, compiler, flags, commit(), today
+    return machine_name(device), device, compiler, flags, commit(), today()
 
 
 def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for part in ("check", "time", "memory", "large"):
+    for part in ("check", "time", "memory", "large", "gradients", "backward"):
         parser.add_argument(f"--{part}", action="store_true")
     parser.add_argument("--csv", type=pathlib.Path, help="append result rows to this file")
     parser.add_argument("--library", type=pathlib.Path, help="libflash_steps.so; default: the newest under build/")
     numbers = {"type": lambda text: [int(n) for n in text.split(",")], "metavar": "N,N,..."}
-    parser.add_argument("--steps", **numbers, help="default: 4 and on")
+    parser.add_argument("--steps", **numbers, help="default: 4 to 8; the forward of 09 is that of 08")
     parser.add_argument("--dims", **numbers, default=[64, 128, 256], help="head dimensions to time")
     parser.add_argument("--lengths", **numbers, help="sequence lengths to time")
     parser.add_argument("--cases", type=int, default=80, help="of the random sweep")
@@ -109,6 +118,14 @@ def skip(why):
     return SKIPPED
 
 
+def check_gradients(peer_gradients, checker, results, seed, count):
+    import torch
+
+    peer_gradients.check(checker, results, seed, count)
+    torch.cuda.empty_cache()
+    peer_gradients.check_large(checker, free_bytes=torch.cuda.mem_get_info()[0])
+
+
 def main(arguments=None):
     options = parse(arguments)
     try:
@@ -118,7 +135,9 @@ def main(arguments=None):
     if not torch.cuda.is_available():
         return skip("PyTorch finds no GPU")
     import flash_steps
+    import peer_backward
     import peer_checks
+    import peer_gradients
     import peer_timing
 
     try:
@@ -132,10 +151,10 @@ def main(arguments=None):
     torch.set_grad_enabled(False)
     environment = environment_of(torch)
     results = Results(options.csv, environment)
-    steps = [s for s in library.steps if (s in options.steps if options.steps else s >= 4)]
+    steps = [s for s in library.steps if (s in options.steps if options.steps else 4 <= s <= 8)]
     checker = peer_checks.Checker(library, steps, "cuda", results.say)
-    chosen = options.check, options.time, options.memory, options.large
-    check, timed, memory, large = chosen if any(chosen) else (True,) * 4
+    chosen = options.check, options.time, options.memory, options.large, options.gradients, options.backward
+    check, timed, memory, large, gradients, backward = chosen if any(chosen) else (True,) * len(chosen)
     results.say(", ".join(environment))
     results.say(f"{library.path}: steps {', '.join(f'{step:02}' for step in steps)}; GPU: {gpu_state()}")
 
@@ -150,8 +169,10 @@ def main(arguments=None):
     seed = options.seed if options.seed is not None else int(time.time())
     part("time", timed, lambda: peer_timing.Timing(checker, results).run(options.dims, lengths))
     part("memory", memory, lambda: peer_timing.memory(checker, results, lengths=lengths))
+    part("backward", backward, lambda: peer_backward.BackwardTiming(checker, results).run(options.dims, lengths))
     part("check", check, lambda: peer_checks.check(checker, seed, options.cases))
     part("large", large, lambda: peer_checks.check_large(checker, free_bytes=torch.cuda.mem_get_info()[0]))
+    part("gradients", gradients, lambda: check_gradients(peer_gradients, checker, results, seed, options.cases))
     results.say(f"GPU: {gpu_state()}")
     for failure in checker.failures:
         results.say(f"FAILED   {failure}")

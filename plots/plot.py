@@ -14,6 +14,7 @@ if __name__ == "__main__" and {"-h", "--help"} & set(sys.argv[1:]):  # before ma
     print(__doc__.strip())
     sys.exit()
 
+import pictures_backward
 import pictures_gpu
 import pictures_lessons
 import pictures_step09
@@ -262,6 +263,7 @@ PICTURES = {
     **pictures_lessons.PICTURES,
     **pictures_step09.PICTURES,
     **pictures_gpu.PICTURES,
+    **pictures_backward.PICTURES,
     **pictures_study.PICTURES,
 }
 
@@ -271,7 +273,7 @@ def rows_for(name, rows):
     column, value = "step", "03"
     if name == "io_model":
         column, value = "backend", "emulator"
-    elif name in pictures_gpu.PICTURES:
+    elif name in pictures_gpu.PICTURES or name in pictures_backward.PICTURES:
         column, value = "backend", "cuda"
     elif name in pictures_study.PICTURES:
         column, value = "op", "study"

@@ -9,12 +9,18 @@ A block stands between <!-- generated:NAME --> and <!-- /generated -->. NAME is 
     peers             steps and PyTorch's attention in one process
     measure-NN        the measurements of step NN
     ablation-NN       step NN with one idea undone at a time
+    backward_table    step 09's backward and PyTorch's in one process
+    forward_backward  the same with the forward
+    backward_modes    step 09's fast and deterministic mode
+    gradient_error    errors of gradients against double precision, by type and length
+    gradient_spread   how far repeated runs differ
     profile           what Nsight Compute says about every step
     targets-NN        step NN's profile against its targets
     experiments-...   what was tried for a step, from plots/data/experiments: backward
     study-...         a table of docs/numerics.md: scale, p, mask, growth, logits, equal-keys
     picture-...       a picture of GPU results, once it is drawn: gpu_ladder, share_of_sdpa, tile_heatmap, ablation,
-                      memory_gpu, roofline
+                      memory_gpu, roofline, backward_share, backward_modes, forward_backward, gradient_error; training:
+                      the losses of plots/train.py
 """
 
 import argparse
@@ -39,6 +45,11 @@ PICTURES = {  # name -> what stands in for the picture
     "ablation": "What each idea gives: the change of speed without it",
     "memory_gpu": "Memory beyond Q, K, V and O, over N",
     "roofline": "Every step on the GPU's roofline, from profiled bytes",
+    "backward_share": "Speed of the backward against SDPA flash's over N, with a causal mask and without",
+    "backward_modes": "Speed of the deterministic mode as a share of the fast one's, over N",
+    "forward_backward": "Speed of forward and backward against SDPA flash's, over N",
+    "gradient_error": "Relative error of the gradients against double precision, over N, beside SDPA flash's",
+    "training": "Losses of a small transformer trained with this attention and with PyTorch's",
 }
 
 
@@ -99,6 +110,10 @@ def picture_block(name, path):
     return f"![{PICTURES[name]}]({os.path.relpath(picture, path.parent)})\n" if picture.exists() else NOTHING
 
 
+def beside_or_peer(row):
+    return not row["step"] or ladder.is_beside_peers(row)
+
+
 def block(name, path, all_rows):
     """The contents of a block of the text at a path; None when there is no such name."""
     kind, _, rest = name.partition("-")
@@ -118,6 +133,12 @@ def block(name, path, all_rows):
         "ladder": (lambda rows: linked(*ladder.ladder(rows)), lambda row: row["step"]),
         "peers": (gpu_tables.peers, lambda row: not row["step"] or row["variant"] == gpu_tables.BESIDE_PEERS),
         "profile": (gpu_tables.profile, lambda row: row["op"] == "profile"),
+        "backward_table": (gpu_tables.backward, lambda row: row["op"] == "backward" and beside_or_peer(row)),
+        "backward_modes": (gpu_tables.backward_modes, lambda row: row["op"] == "backward" and beside_or_peer(row)),
+        **{
+            name: (getattr(gpu_tables, name), lambda row, name=name: row["op"] == name)
+            for name in ("forward_backward", "gradient_error", "gradient_spread")
+        },
     }
     return table_block(all_rows, *tables[name]) if name in tables else None
 

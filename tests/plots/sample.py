@@ -88,7 +88,32 @@ def gpu_rows():
             ("local_accesses", "", 0),
         ):
             yield gpu(step, "forward", "profile", 4096, metric, unit, value, head_dim=128)
+    yield from backward_rows(gpu)
     yield gpu("04", "scores_kernel", "profile", 4096, "tensor_active", "%", 0, head_dim=128)
+
+
+def backward_rows(gpu):
+    """Times of both modes and two peers, errors by type, and how far runs differ. Causal ones are half as fast."""
+    speeds = {("09", "fast beside peers"): 400, ("09", "deterministic beside peers"): 300, ("", "SDPA flash"): 250}
+    speeds["", "SDPA cuDNN"] = 500
+    for head_dim in (64, 128):
+        for mask in ("none", "causal"):
+            case = {"head_dim": head_dim, "mask": mask}
+            for n in (1024, 4096):
+                for (step, variant), speed in speeds.items():
+                    for op in ("backward", "forward_backward"):
+                        rate = 1e3 * speed / (2 if mask == "causal" else 1)
+                        yield gpu(step, variant, op, n, "time", "ms", n * n / rate, **case)
+                        yield gpu(step, variant, op, n, "rate", "GFLOP/s", rate, **case)
+                        yield gpu(step, variant, op, n, "ratio_to_sdpa_flash", "", speed / 250, **case)
+                    memory = 8 * n + (0 if variant == "deterministic beside peers" else 4 * n * head_dim)
+                    yield gpu(step, variant, "backward", n, "extra_memory", "bytes", memory, **case)
+                    if head_dim == 128 and variant != "SDPA cuDNN":
+                        for dtype, error in (("bf16", 2.5e-3), ("fp16", 3.2e-4)):
+                            for name in ("dq", "dk", "dv"):
+                                yield gpu(step, variant, "gradient_error", n, f"error_{name}", "", error, dtype=dtype, **case)
+            for mode, spread in (("fast", 1.5e-3), ("deterministic", 0)):
+                yield gpu("09", f"{mode} beside peers", "gradient_spread", 4096, "spread_dq", "", spread, **case)
 
 
 def text(*more):
