@@ -111,15 +111,34 @@ template <class T> __device__ __forceinline__ float2 unpack2(std::uint32_t packe
     }
 }
 
-// barrier.arrive and barrier.sync (PTX ISA, "Parallel Synchronization: bar, barrier"): a barrier of some of
-// the block's warps. It opens when `threads` threads (a multiple of 32) have come to barrier `id` (1 .. 15; 0
-// is __syncthreads). Those that arrive go on at once; those that sync wait, and then see what the others
-// wrote before they came.
-__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
-    asm volatile("bar.arrive %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
+// mbarrier (PTX ISA, "Parallel Synchronization: mbarrier"; sm_80): 8 bytes of shared memory that count
+// arrivals. A phase is complete when `arrivals` threads have arrived; the next begins at once. Unlike a
+// barrier it is split: a thread arrives when it has done its part and goes on, and waits only before it needs
+// what the others did before they arrived. One thread initialises it; a __syncthreads must follow.
+__device__ __forceinline__ void mbarrier_init(std::uint32_t mbarrier_smem, int arrivals) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;\n" ::"r"(mbarrier_smem), "r"(arrivals) : "memory");
 }
-__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
-    asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
+__device__ __forceinline__ void mbarrier_arrive(std::uint32_t mbarrier_smem) {
+    asm volatile("{.reg .b64 state; mbarrier.arrive.shared.b64 state, [%0];}\n" ::"r"(mbarrier_smem)
+                 : "memory");
+}
+// Waits for the end of the phase with this parity: 0 for the first, 1 for the second, 0 for the third ...
+__device__ __forceinline__ void mbarrier_wait(std::uint32_t mbarrier_smem, int parity) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "{.reg .pred done;\n"
+        "again%=: mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+        "@!done bra again%=;}\n" ::"r"(mbarrier_smem),
+        "r"(parity)
+        : "memory");
+#else
+    asm volatile(
+        "{.reg .pred done;\n"
+        "again%=: mbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n"
+        "@!done bra again%=;}\n" ::"r"(mbarrier_smem),
+        "r"(parity)
+        : "memory");
+#endif
 }
 
 // Adds four values to four neighbouring floats of global memory, each addition atomic by itself; address is

@@ -32,12 +32,13 @@ struct Counters {
     std::uint64_t global_store_bytes_distinct_per_launch = 0;
     std::uint64_t shared_load_bytes = 0;
     std::uint64_t shared_store_bytes = 0;
-    std::uint64_t cp_async_bytes = 0;  // read from global memory by cp.async; also in the loads above
-    std::uint64_t mma = 0;             // warp instructions
-    std::uint64_t ldmatrix = 0;        // warp instructions
-    std::uint64_t exp2 = 0;            // exponentials, per thread: exp2_approx, __expf and expf
-    std::uint64_t barriers = 0;        // __syncthreads completed, per block
-    std::uint64_t atomics = 0;         // per thread
+    std::uint64_t cp_async_bytes = 0;   // read from global memory by cp.async; also in the loads above
+    std::uint64_t mma = 0;              // warp instructions
+    std::uint64_t ldmatrix = 0;         // warp instructions
+    std::uint64_t exp2 = 0;             // exponentials, per thread: exp2_approx, __expf and expf
+    std::uint64_t barriers = 0;         // __syncthreads completed, per block
+    std::uint64_t mbarrier_phases = 0;  // completed, per mbarrier
+    std::uint64_t atomics = 0;          // per thread
 
     // Grouping lanes takes time, so these stay zero outside of count(). ldmatrix and atomics are included,
     // and cp.async in the global loads and the shared stores.

@@ -4,6 +4,7 @@
 #include <boost/context/detail/fcontext.hpp>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -57,21 +58,23 @@ inline std::uint64_t bits_of_line(std::uintptr_t address, std::size_t bytes) {
 }
 std::uint64_t allocated_bits_of_line(std::uintptr_t address);
 
-enum class State : std::uint8_t { kFresh, kReady, kAtBarrier, kAtNamedBarrier, kAtWarpOperation, kExited };
+enum class State : std::uint8_t { kFresh, kReady, kAtBarrier, kAtMbarrier, kAtWarpOperation, kExited };
 
-// The warps whose accesses before `stamp` a thread has waited for at its latest named barrier.
+// For each warp, the time before which its accesses are ordered before those of a thread that has waited at
+// mbarriers.
 struct Acquired {
-    std::uint32_t warps = 0, stamp = 0;
+    std::uint32_t before[kMaxThreads / kWarp] = {};
 };
 
-// A barrier of some of the block's threads.
-struct NamedBarrier {
-    int threads = 0;  // that open it
-    int arrived = 0;
-    std::uint32_t warps = 0;
+// What stands behind the 8 bytes of an mbarrier.
+struct Mbarrier {
+    int arrivals = 0;  // that complete a phase
+    int pending = 0;
+    int phase = 0;             // the current one
+    std::uint32_t warps = 0;   // that have arrived in it
+    Acquired released;         // by all phases so far
     std::vector<int> waiting;  // thread ids
 };
-inline constexpr int kNamedBarriers = 16;
 
 struct PendingCopy {
     std::uint32_t shared_offset;
@@ -119,7 +122,8 @@ struct Machine {
     std::uint32_t stamp = 0, block_stamp = 0,
                   block_start = 0;  // time: now, latest block barrier, start of the block
     std::uint32_t warp_stamp = 0;
-    Acquired acquired;  // by the running thread
+    const Acquired* acquired = nullptr;  // by the running thread
+    std::uint32_t order_stamp = 0;       // latest block barrier or mbarrier phase
     std::uint32_t thread_id = 0;
     std::uint64_t block_serial = 0, launch_serial = 0;  // first block of the launch
     Cell* cells = nullptr;
@@ -130,7 +134,7 @@ struct Machine {
     Launch launch{};
     int thread_count = 0;
     int live = 0, at_barrier = 0;
-    NamedBarrier named[kNamedBarriers];
+    std::map<std::uint32_t, Mbarrier> mbarriers;  // by shared offset
     Thread* running = nullptr;
     Thread threads[kMaxThreads];
     Warp warps[kMaxThreads / kWarp];

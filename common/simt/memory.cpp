@@ -266,7 +266,7 @@ std::uint32_t advance_time() {
     machine.block_starts.clear();
     for (Warp& warp : machine.warps) warp.stamp = 2;
     machine.block_start = 1;
-    return machine.stamp = machine.block_stamp = machine.warp_stamp = 2;
+    return machine.stamp = machine.order_stamp = machine.block_stamp = machine.warp_stamp = 2;
 }
 
 bool hooks_enabled() {

@@ -21,13 +21,16 @@ void access_shared(Machine& m, std::uintptr_t address, std::size_t bytes, Access
 inline bool is_ordered(std::uint32_t record) {
     const std::uint32_t stamp = record >> kStampShift, thread = record & kThreadMask;
     if (stamp < machine.block_stamp || thread == machine.thread_id) return true;
-    const Acquired& acquired = machine.acquired;
-    if (stamp < acquired.stamp && (acquired.warps >> (thread / kWarp) & 1u) != 0) return true;
+    if (stamp < machine.acquired->before[thread / kWarp]) return true;
     return thread / kWarp == machine.thread_id / kWarp && stamp < machine.warp_stamp;
 }
 inline bool reads_are_ordered(std::uint32_t read) {
     if ((read >> kStampShift) < machine.block_stamp) return true;
-    if ((read & kReadByBlock) != 0) return false;
+    if ((read & kReadByBlock) != 0) {
+        for (int warp = 0; warp * kWarp < machine.thread_count; ++warp)
+            if ((read >> kStampShift) >= machine.acquired->before[warp]) return false;
+        return true;
+    }
     const bool same_warp = (read & kThreadMask) / kWarp == machine.thread_id / kWarp;
     if ((read & kReadByWarp) != 0) return same_warp && (read >> kStampShift) < machine.warp_stamp;
     return is_ordered(read);
@@ -37,7 +40,7 @@ inline bool reads_are_ordered(std::uint32_t read) {
 // barrier, and not before `oldest`, and as many threads as matter have read them since.
 inline bool is_quiet_read(const Machine& m, const Cell& cell, std::uint32_t oldest) {
     const std::uint32_t barrier = m.block_stamp << kStampShift;
-    if (cell.write - oldest >= barrier - oldest || cell.read < barrier) return false;
+    if (cell.write - oldest >= barrier - oldest || cell.read < m.order_stamp << kStampShift) return false;
     if ((cell.read & kReadByBlock) != 0 || cell.read == (m.stamp << kStampShift | m.thread_id)) return true;
     return (cell.read & kReadByWarp) != 0 && (cell.read & kThreadMask) / kWarp == m.thread_id / kWarp &&
            cell.read >> kStampShift >= m.warp_stamp;

@@ -57,11 +57,14 @@ template <class T> float2 unpack2(std::uint32_t packed) {
     return make_float2(to_float(low), to_float(high));
 }
 
-inline void named_barrier_arrive(int id, int threads, simt::Site site = simt::Site::here()) {
-    simt::named_barrier(id, threads, false, site);
+inline void mbarrier_init(std::uint32_t mbarrier_smem, int arrivals, simt::Site site = simt::Site::here()) {
+    simt::mbarrier_init(mbarrier_smem, arrivals, site);
 }
-inline void named_barrier_sync(int id, int threads, simt::Site site = simt::Site::here()) {
-    simt::named_barrier(id, threads, true, site);
+inline void mbarrier_arrive(std::uint32_t mbarrier_smem, simt::Site site = simt::Site::here()) {
+    simt::mbarrier_arrive(mbarrier_smem, site);
+}
+inline void mbarrier_wait(std::uint32_t mbarrier_smem, int parity, simt::Site site = simt::Site::here()) {
+    simt::mbarrier_wait(mbarrier_smem, parity, site);
 }
 
 inline void atomic_add_x4(float* address, const float (&values)[4]) {

@@ -66,7 +66,7 @@ void resume(Thread& thread) {
     machine.thread_id = static_cast<std::uint32_t>(thread.id);
     machine.stack_begin = reinterpret_cast<std::uintptr_t>(thread.stack);
     machine.warp_stamp = running_warp().stamp;
-    machine.acquired = thread.acquired;
+    machine.acquired = &thread.acquired;
     built_ins.thread_idx = thread.index;
     switch_to_thread(thread);
     if (failure.describe != nullptr) {
@@ -92,12 +92,12 @@ bool same_place(const Thread& a, const Thread& b) {
 
 // Why the operation that a thread waits at never completes; empty when nothing speaks against it.
 std::string why_stuck(const Thread& waiting) {
-    if (waiting.state == State::kAtNamedBarrier) {
-        for (const NamedBarrier& barrier : machine.named) {
+    if (waiting.state == State::kAtMbarrier) {
+        for (const auto& [offset, barrier] : machine.mbarriers) {
             if (std::find(barrier.waiting.begin(), barrier.waiting.end(), waiting.id) !=
                 barrier.waiting.end())
-                return std::to_string(barrier.arrived) + " of " + std::to_string(barrier.threads) +
-                       " threads have come";
+                return std::to_string(barrier.arrivals - barrier.pending) + " of " +
+                       std::to_string(barrier.arrivals) + " arrivals have come";
         }
     }
     const bool in_warp = waiting.state == State::kAtWarpOperation;
@@ -116,7 +116,7 @@ std::string why_stuck(const Thread& waiting) {
 
 // Nothing can run: names a thread that waits and what keeps it waiting.
 void report_stuck_block() {
-    for (const State state : {State::kAtWarpOperation, State::kAtNamedBarrier, State::kAtBarrier}) {
+    for (const State state : {State::kAtWarpOperation, State::kAtMbarrier, State::kAtBarrier}) {
         for (int i = 0; i < machine.thread_count; ++i) {
             const Thread& thread = machine.threads[i];
             const std::string reason = thread.state == state ? why_stuck(thread) : "";
@@ -133,7 +133,7 @@ bool release_barrier() {
         if (!same_place(machine.threads[0], machine.threads[i])) return false;
     }
     machine.at_barrier = 0;
-    machine.block_stamp = advance_time();
+    machine.order_stamp = machine.block_stamp = advance_time();
     ++machine.counters.barriers;
     for (int i = 0; i < machine.thread_count; ++i) {
         make_ready(machine.threads[i]);
@@ -151,12 +151,12 @@ void run_warp(Warp& warp, int first_thread) {
 }
 
 void begin_block() {
-    machine.block_stamp = machine.block_start = advance_time();
+    machine.order_stamp = machine.block_stamp = machine.block_start = advance_time();
     machine.block_starts.emplace_back(machine.block_start, built_ins.block_idx);
     ++machine.block_serial;
     machine.live = machine.thread_count;
     machine.at_barrier = 0;
-    for (NamedBarrier& barrier : machine.named) barrier = {};
+    machine.mbarriers.clear();
     std::memset(reinterpret_cast<void*>(machine.shared_begin), 0xff, machine.shared_bytes);
     for (int i = 0; i < machine.thread_count; ++i) {
         Thread& thread = machine.threads[i];

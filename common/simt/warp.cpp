@@ -1,6 +1,7 @@
 // What the threads of a block or warp do together: barriers, shuffles, votes; and atomics.
 #include <algorithm>
 #include <functional>
+#include <utility>
 
 #include "common/simt/machine.hpp"
 #include "common/simt/warp_operation.hpp"
@@ -27,38 +28,60 @@ void sync_warp(std::uint32_t mask, Site site) {
     });
 }
 
-void named_barrier(int id, int threads, bool waits, Site site) {
-    const RuntimeScope scope;
-    Thread& thread = *machine.running;
-    thread.operation = waits ? "named_barrier_sync" : "named_barrier_arrive";
-    thread.site = site;
-    if (id < 1 || id >= kNamedBarriers || threads <= 0 || threads % kWarp != 0) {
+namespace {
+
+Mbarrier& mbarrier_at(std::uint32_t shared, const char* operation, Site site) {
+    machine.running->operation = operation;
+    machine.running->site = site;
+    const auto found = machine.mbarriers.find(shared);
+    if (found == machine.mbarriers.end())
         fail([=] {
-            return "a named barrier with id " + std::to_string(id) + " and " + std::to_string(threads) +
-                   " threads; ids are 1 to 15, threads a multiple of 32";
+            return std::string(operation) + " at shared offset " + std::to_string(shared) +
+                   ", where no mbarrier_init has run";
         });
-    }
-    NamedBarrier& barrier = machine.named[id];
-    if (barrier.arrived > 0 && barrier.threads != threads) {
-        fail([=, expected = barrier.threads] {
-            return "named barrier " + std::to_string(id) + " is told to wait for " + std::to_string(threads) +
-                   " threads, others said " + std::to_string(expected);
+    check_access(machine.shared_begin + shared, 8, Access::kAtomic, nullptr);
+    return found->second;
+}
+
+}  // namespace
+
+void mbarrier_init(std::uint32_t shared, int arrivals, Site site) {
+    const RuntimeScope scope;
+    machine.running->site = site;
+    if (shared % 8 != 0 || arrivals <= 0)
+        fail([=] {
+            return "mbarrier_init at shared offset " + std::to_string(shared) + " for " +
+                   std::to_string(arrivals) + " arrivals; it takes a multiple of 8 and at least 1";
         });
+    check_access(machine.shared_begin + shared, 8, Access::kWrite, nullptr);
+    Mbarrier& barrier = machine.mbarriers[shared] = {};
+    barrier.arrivals = barrier.pending = arrivals;
+}
+
+void mbarrier_arrive(std::uint32_t shared, Site site) {
+    const RuntimeScope scope;
+    Mbarrier& barrier = mbarrier_at(shared, "mbarrier_arrive", site);
+    barrier.warps |= 1u << (machine.running->id / kWarp);
+    if (--barrier.pending > 0) return;
+    const std::uint32_t now = machine.order_stamp = advance_time();
+    for_each_lane(barrier.warps, [&](int warp) { barrier.released.before[warp] = now; });
+    barrier.pending = barrier.arrivals;
+    barrier.warps = 0;
+    ++barrier.phase;
+    ++machine.counters.mbarrier_phases;
+    for (const int id : std::exchange(barrier.waiting, {})) make_ready(machine.threads[id]);
+}
+
+void mbarrier_wait(std::uint32_t shared, int parity, Site site) {
+    const RuntimeScope scope;
+    Mbarrier& barrier = mbarrier_at(shared, "mbarrier_wait", site);
+    while (barrier.phase % 2 == parity) {
+        barrier.waiting.push_back(machine.running->id);
+        suspend(State::kAtMbarrier);
     }
-    barrier.threads = threads;
-    barrier.warps |= 1u << (thread.id / kWarp);
-    if (waits) barrier.waiting.push_back(thread.id);
-    if (++barrier.arrived == threads) {
-        const Acquired acquired{barrier.warps, advance_time()};
-        for (const int id_of_waiting : barrier.waiting) {
-            machine.threads[id_of_waiting].acquired = acquired;
-            if (id_of_waiting != thread.id) make_ready(machine.threads[id_of_waiting]);
-        }
-        if (waits) machine.acquired = acquired;
-        barrier = {};
-    } else if (waits) {
-        suspend(State::kAtNamedBarrier);
-    }
+    Acquired& mine = machine.running->acquired;
+    for (int w = 0; w < kMaxThreads / kWarp; ++w)
+        mine.before[w] = std::max(mine.before[w], barrier.released.before[w]);
 }
 
 std::uint64_t shuffle(std::uint32_t mask, std::uint64_t value, int source_lane, Site site) {

@@ -6,7 +6,6 @@
 #include "attention.hpp"
 #include "backward_parts.hpp"
 #include "backward_tiles.hpp"
-#include "common/gpu/device.hpp"
 
 namespace flash::step09 {
 namespace {
@@ -66,33 +65,33 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     const std::uint32_t stages_smem = v_smem + KV_TILE_BYTES;
     const std::uint32_t ds_smem = stages_smem + STAGES * STAGE_BYTES;  // 2 x BLOCK_KV x BLOCK_Q
     std::byte* const smem = gpu::dynamic_smem<std::byte>();            // the same memory, for plain accesses
-    std::byte* const p_exchange = smem + (ds_smem - k_smem) + (ADD_DQ ? 2 * DS_BYTES : 0) +
-                                  group * (WARP_KEYS * BLOCK_Q * 2) + lane * 16;
+    const std::uint32_t p_smem = ds_smem + (ADD_DQ ? 2 * DS_BYTES : 0);  // BLOCK_KV x BLOCK_Q
+    std::byte* const p_exchange = smem + (p_smem - k_smem) + group * (WARP_KEYS * BLOCK_Q * 2) + lane * 16;
+    // What a warp of a pair, or the block, waits for: P of this tile; all that a tile needs of the one
+    // before.
+    const std::uint32_t tile_mbarrier = p_smem + (PAIRED ? DS_BYTES : 0);
+    const std::uint32_t p_mbarrier = tile_mbarrier + 8 + group * 8;
+    if (threadIdx.x == 0) gpu::mbarrier_init(tile_mbarrier, WARPS * 32);
+    if (PAIRED && warp < GROUPS && lane == 0) gpu::mbarrier_init(p_mbarrier, 32);
     copy_tile<HEAD_DIM, BLOCK_KV, WARPS * 32>(k_smem, args.k, b, head_kv, first_key, shape.len_kv,
                                               shape.head_dim);
     copy_tile<HEAD_DIM, BLOCK_KV, WARPS * 32>(v_smem, args.v, b, head_kv, first_key, shape.len_kv,
                                               shape.head_dim);
 
     // The next query tile to copy.
-    int copy_stage = 0;
+    int copied = 0;
     int copy_head = head_kv * queries_per_kv;
     int copy_tile_q = first_tile;
     const auto copy_next_queries = [&] {
         if (copy_head < (head_kv + 1) * queries_per_kv && copy_tile_q < tiles_q) {
-            const std::uint32_t stage_smem = stages_smem + copy_stage * STAGE_BYTES;
+            const std::uint32_t stage_smem = stages_smem + copied++ % STAGES * STAGE_BYTES;
             const int first_row = copy_tile_q * BLOCK_Q;
             copy_tile<HEAD_DIM, BLOCK_Q, WARPS * 32>(stage_smem, args.q, b, copy_head, first_row, shape.len_q,
                                                      shape.head_dim);
             copy_tile<HEAD_DIM, BLOCK_Q, WARPS * 32>(stage_smem + Q_TILE_BYTES, args.d_o, b, copy_head,
                                                      first_row, shape.len_q, shape.head_dim);
-            const int chunk = static_cast<int>(threadIdx.x);
-            if (chunk < BLOCK_Q / 2) {
-                const float* const values = chunk < BLOCK_Q / 4 ? rows.row_shift : rows.delta;
-                gpu::cp_async_16(
-                    stage_smem + 2 * Q_TILE_BYTES + chunk * 16,
-                    values + rows.index(shape, b, copy_head, first_row) + chunk % (BLOCK_Q / 4) * 4, 16);
-            }
-            copy_stage = copy_stage + 1 == STAGES ? 0 : copy_stage + 1;
+            copy_row_data<BLOCK_Q>(stage_smem + 2 * Q_TILE_BYTES, rows,
+                                   rows.index(shape, b, copy_head, first_row));
             if (++copy_tile_q == tiles_q) {
                 copy_tile_q = first_tile;
                 ++copy_head;
@@ -100,7 +99,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         }
         gpu::cp_async_commit();
     };
-    for (int stage = 0; stage < STAGES - 1; ++stage) copy_next_queries();
+    copy_next_queries();
 
     // dQ += dS K for 32 queries and DQ_COLUMNS columns of the tile that begins at `row`, whose dS every warp
     // has written. The sums lie in fragment order: a warp's accumulators side by side, 16 bytes a lane.
@@ -139,12 +138,29 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         }
     };
 
+    // The end of a tile is split: a warp arrives when dS and P of this tile are written and what it copies of
+    // the next has landed, and waits when it begins the next. Between the two lies the last product: it reads
+    // only the stage of this tile, and with a third stage nobody writes there before all have come to the
+    // next arrival. Half of the warps add dQ of the tile before at the start of a tile, the other half at its
+    // end: the products of one half run beside the exponentials of the other, and of a pair the warp that
+    // needs P finds it there.
+    int tile = first_tile;
+    std::int64_t row = rows.index(shape, b, head_kv * queries_per_kv, first_tile * BLOCK_Q);
+    std::int64_t previous_row = row;
+    const bool dq_first = warp >= WARPS / 2;
+    const auto finish_tile = [&](int iteration) {
+        if (ADD_DQ && !dq_first && iteration > 0) add_dq(iteration - 1, previous_row);
+        gpu::cp_async_wait<0>();
+        gpu::mbarrier_arrive(tile_mbarrier);
+    };
+
     float acc[PAIRED ? 1 : 2][M_TILES][HEAD_DIM / 8][4] = {};  // dV; dK without the scale
     const std::uint32_t own_keys = group * WARP_KEYS * ROW_BYTES + a_offset<HEAD_DIM>(lane);
     const std::uint32_t own_ds =
         ds_smem - k_smem + group * WARP_KEYS * BLOCK_Q * 2 + swizzled<BLOCK_Q>(lane / 4, 0) + lane % 4 * 4;
     const float scale_log2 = args.scale * kLog2E;
-    const auto walk_tile = [&](int iteration, std::uint32_t q_smem, int first_row, auto masked) {
+    const auto walk_tile = [&](int iteration, auto masked) {
+        const std::uint32_t q_smem = stages_smem + iteration % STAGES * STAGE_BYTES;
         const std::uint32_t do_smem = q_smem + Q_TILE_BYTES;
         const auto* const row_shift =
             reinterpret_cast<const float2*>(smem + (q_smem - k_smem) + 2 * Q_TILE_BYTES) + lane % 4;
@@ -170,7 +186,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
 #pragma unroll
                             for (int i = 0; i < 4; ++i) {
                                 const int key = first_key + group * WARP_KEYS + m * 16 + lane / 4 + i / 2 * 8;
-                                const int query = first_row + n * 8 + lane % 4 * 2 + i % 2;
+                                const int query = tile * BLOCK_Q + n * 8 + lane % 4 * 2 + i % 2;
                                 if (key > query + diagonal || key >= shape.len_kv) x[m][n][i] = -INFINITY;
                             }
                         }
@@ -190,10 +206,10 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                             *exchange(m, n) = *reinterpret_cast<const uint4*>(frag[m][n]);
                         }
                     }
-                    gpu::named_barrier_arrive(group + 1, 64);
+                    gpu::mbarrier_arrive(p_mbarrier);
                 }
             } else {
-                if constexpr (PAIRED) gpu::named_barrier_sync(group + 1, 64);
+                if constexpr (PAIRED) gpu::mbarrier_wait(p_mbarrier, iteration % 2);
 #pragma unroll
                 for (int n = 0; n < BLOCK_Q / 16; ++n) {
                     // Read before the stores below, which might change it for all the compiler knows.
@@ -217,35 +233,22 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                     }
                 }
             }
+            if (STAGES > 2 && (PAIRED || to_dk)) finish_tile(iteration);
             add_product<T, HEAD_DIM>(sum, frag, (to_dk ? q_smem : do_smem) + a_offset<HEAD_DIM>(lane));
         };
-        if constexpr (PAIRED) {
-            add_keys(warp >= GROUPS, acc[0]);
-        } else {
-            add_keys(false, acc[0]);
-            add_keys(true, acc[1]);
-        }
+        add_keys(PAIRED && warp >= GROUPS, acc[0]);
+        if constexpr (!PAIRED) add_keys(true, acc[1]);
     };
 
-    // One barrier a tile: behind it this tile is there for every thread, dS of the tile before is complete,
-    // and no thread still reads the oldest stage. Half of the warps add dQ of the tile before first, the
-    // other half last: the products of one half run beside the exponentials of the other, and paired warps
-    // that need P find it there.
-    int stage = 0;
-    int tile = first_tile;
-    std::int64_t row = rows.index(shape, b, head_kv * queries_per_kv, first_tile * BLOCK_Q);
-    std::int64_t previous_row = row;
-    const bool dq_first = warp >= WARPS / 2;
+    gpu::cp_async_wait<0>();
+    __syncthreads();
     for (int iteration = 0; iteration < iterations; ++iteration) {
-        gpu::cp_async_wait<STAGES - 2>();
-        __syncthreads();
+        if (iteration > 0) gpu::mbarrier_wait(tile_mbarrier, (iteration - 1) % 2);
         copy_next_queries();
         if (ADD_DQ && dq_first && iteration > 0) add_dq(iteration - 1, previous_row);
-        const std::uint32_t q_smem = stages_smem + stage * STAGE_BYTES;
-        if (tile < first_full) walk_tile(iteration, q_smem, tile * BLOCK_Q, std::true_type{});
-        if (tile >= first_full) walk_tile(iteration, q_smem, tile * BLOCK_Q, std::false_type{});
-        if (ADD_DQ && !dq_first && iteration > 0) add_dq(iteration - 1, previous_row);
-        stage = stage + 1 == STAGES ? 0 : stage + 1;
+        if (tile < first_full) walk_tile(iteration, std::true_type{});
+        if (tile >= first_full) walk_tile(iteration, std::false_type{});
+        if (STAGES == 2) finish_tile(iteration);
         previous_row = row;
         row += BLOCK_Q;
         if (++tile == tiles_q) {  // on to the next query head
@@ -253,8 +256,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             row += rows.rows_per_head - static_cast<std::int64_t>(tiles_q - first_tile) * BLOCK_Q;
         }
     }
-    gpu::cp_async_wait<0>();
-    __syncthreads();
+    if (iterations > 0) gpu::mbarrier_wait(tile_mbarrier, (iterations - 1) % 2);
     if (ADD_DQ && iterations > 0) add_dq(iterations - 1, previous_row);
     __syncthreads();
 
@@ -265,12 +267,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             sum, is_dk ? args.scale : 1.0f, smem + (is_dk ? KV_TILE_BYTES : 0) + own_rows * ROW_BYTES,
             is_dk ? args.dk : args.dv, b, head_kv, first_key + own_rows, shape.len_kv, shape.head_dim);
     };
-    if constexpr (PAIRED) {
-        store(warp >= GROUPS, acc[0]);
-    } else {
-        store(false, acc[0]);
-        store(true, acc[1]);
-    }
+    store(PAIRED && warp >= GROUPS, acc[0]);
+    if constexpr (!PAIRED) store(true, acc[1]);
 }
 
 template <class T, int HEAD_DIM, int BLOCK_Q, int BLOCK_KV, int WARPS, int STAGES, int BLOCKS_PER_SM,
@@ -281,9 +279,9 @@ void launch_tiles(const BackwardArgs<T>& args, const RowData& rows) {
     const std::int64_t heads = static_cast<std::int64_t>(shape.batch) * shape.heads_kv;
     if (heads == 0 || tiles_kv == 0) return;
     const std::int64_t head_bytes = std::int64_t{8} * shape.len_q * shape.head_dim;  // Q, dO and dQ
-    constexpr std::size_t kSharedBytes = 2 * BLOCK_KV * HEAD_DIM * 2 +
-                                         STAGES * (2 * BLOCK_Q * HEAD_DIM * 2 + BLOCK_Q * 8) +
-                                         ((ADD_DQ ? 2 : 0) + (PAIRED ? 1 : 0)) * BLOCK_KV * BLOCK_Q * 2;
+    constexpr std::size_t kSharedBytes =
+        2 * BLOCK_KV * HEAD_DIM * 2 + STAGES * (2 * BLOCK_Q * HEAD_DIM * 2 + BLOCK_Q * 8) +
+        ((ADD_DQ ? 2 : 0) + (PAIRED ? 1 : 0)) * BLOCK_KV * BLOCK_Q * 2 + 8 + (PAIRED ? WARPS / 2 : 0) * 8;
     gpu::launch(backward_kernel<T, HEAD_DIM, BLOCK_Q, BLOCK_KV, WARPS, STAGES, BLOCKS_PER_SM, PAIRED, ADD_DQ>,
                 dim3(checked_grid(heads * tiles_kv, kLimits)), dim3(WARPS * 32), kSharedBytes, args.stream,
                 args, rows, args.mask.kernel_diagonal(shape), heads_per_group(args.mask, head_bytes, heads));
@@ -323,13 +321,13 @@ template <class T> void attention_backward(const BackwardArgs<T>& caller_args) {
         if (head_dim <= 64) return launch_backward<T, 64, 64, 128, 4, 2, 2, false>(args);
     }
     if constexpr (is_built(96)) {
-        if (head_dim <= 96) return launch_backward<T, 96, 64, 96, 6, 2, 1, true>(args);
+        if (head_dim <= 96) return launch_backward<T, 96, 64, 96, 6, 3, 1, true>(args);
     }
     const std::size_t shared_bytes = gpu::device_info().shared_per_block_optin;
     if constexpr (is_built(128)) {
         if (head_dim <= 128 && shared_bytes < 180 * 1024)
-            return launch_backward<T, 128, 32, 64, 4, 2, 2, true>(args);
-        if (head_dim <= 128) return launch_backward<T, 128, 64, 128, 8, 2, 1, true>(args);
+            return launch_backward<T, 128, 32, 64, 4, 3, 2, true>(args);
+        if (head_dim <= 128) return launch_backward<T, 128, 64, 128, 8, 3, 1, true>(args);
     }
     if constexpr (is_built(256)) {
         if (shared_bytes < 218 * 1024) return launch_backward<T, 256, 32, 64, 8, 2, 1, true>(args);

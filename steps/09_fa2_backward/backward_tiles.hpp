@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "backward_parts.hpp"
 #include "common/attention.hpp"
 #include "common/gpu/gpu.hpp"
 #include "common/gpu/tile.hpp"
@@ -41,6 +42,15 @@ __device__ __forceinline__ void copy_tile(std::uint32_t dst_smem, const TensorVi
                          slice < rows_left ? 16 : 0);
         src_gmem += ROWS_PER_SLICE * view.stride_row;
     }
+}
+
+// Starts copying row_shift and delta of ROWS query rows, from padded row `row` on, one after the other.
+template <int ROWS>
+__device__ __forceinline__ void copy_row_data(std::uint32_t dst_smem, const RowData& rows, std::int64_t row) {
+    const int chunk = static_cast<int>(threadIdx.x);  // of 4 rows
+    if (chunk >= ROWS / 2) return;
+    const float* const values = chunk < ROWS / 4 ? rows.row_shift : rows.delta;
+    gpu::cp_async_16(dst_smem + chunk * 16, values + row + chunk % (ROWS / 4) * 4, 16);
 }
 
 // x += A B^T: the dot products of 16 * M rows of one tile with 8 * N rows of another.

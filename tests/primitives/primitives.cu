@@ -193,17 +193,20 @@ template <class T> __global__ void unpack2_kernel(const std::uint32_t* packed, f
 }
 
 __global__ void hand_over_kernel(int* out, int pairs, int rounds) {
-    int* smem = gpu::dynamic_smem<int>();
+    int* smem = gpu::dynamic_smem<int>();  // 32 numbers a pair, then an mbarrier a pair
+    const int count = pairs * kLanes;
     const int warp = static_cast<int>(threadIdx.x) / kLanes;
-    const int slot = static_cast<int>(threadIdx.x) % (pairs * kLanes);
-    const int barrier = warp % pairs + 1;
+    const int slot = static_cast<int>(threadIdx.x) % count;
+    const std::uint32_t mbarrier = gpu::smem_address(smem + count) + warp % pairs * 8;
+    if (warp < pairs && threadIdx.x % kLanes == 0) gpu::mbarrier_init(mbarrier, kLanes);
+    __syncthreads();
     for (int round = 0; round < rounds; ++round) {
         if (warp < pairs) {
             smem[slot] = 1000 * round + slot;
-            gpu::named_barrier_arrive(barrier, 2 * kLanes);
+            gpu::mbarrier_arrive(mbarrier);
         } else {
-            gpu::named_barrier_sync(barrier, 2 * kLanes);
-            out[round * pairs * kLanes + slot] = smem[slot ^ 1];
+            gpu::mbarrier_wait(mbarrier, round % 2);
+            out[round * count + slot] = smem[slot ^ 1];
         }
         __syncthreads();
     }
@@ -348,7 +351,7 @@ template <class T> std::vector<float> unpack2(const Words& packed) {
 std::vector<int> hand_over(int pairs, int rounds) {
     gpu::DeviceBuffer<int> out(static_cast<std::size_t>(rounds * pairs * kLanes));
     gpu::launch(hand_over_kernel, 1, static_cast<unsigned>(2 * pairs * kLanes),
-                static_cast<std::size_t>(pairs * kLanes) * sizeof(int), nullptr, out.data(), pairs, rounds);
+                static_cast<std::size_t>(pairs * (kLanes * 4 + 8)), nullptr, out.data(), pairs, rounds);
     return to_host(out);
 }
 

@@ -50,8 +50,8 @@ template <class T> Words pack2(const std::vector<float>& low, const std::vector<
 template <class T> std::vector<float> unpack2(const Words& packed);
 
 // One block of 2 * pairs warps: warp i < pairs hands `rounds` numbers to warp pairs + i through shared memory
-// and a named barrier of the two, never meeting the others in between. Returns what each receiving thread has
-// got, round after round: rounds x (32 * pairs).
+// and an mbarrier of the two. Returns what each receiving
+// thread has got, round after round: rounds x (32 * pairs).
 std::vector<int> hand_over(int pairs, int rounds);
 
 // `blocks` blocks of 32 lanes each add x[4 * lane ..] to the same 128 floats.

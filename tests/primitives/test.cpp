@@ -244,7 +244,7 @@ TEST_CASE_TEMPLATE("unpack2 gives back every value exactly, low half first", T, 
     REQUIRE(values.size() == 65536);
     for (std::size_t i = 0; i < packed.size(); ++i) {
         const auto same = [](float got, std::uint32_t bits) {
-            const float want = to_float(T{static_cast<std::uint16_t>(bits)});
+            const float want = to_float(std::bit_cast<T>(static_cast<std::uint16_t>(bits)));
             return std::isnan(want) ? std::isnan(got)
                                     : std::bit_cast<std::uint32_t>(got) == std::bit_cast<std::uint32_t>(want);
         };
@@ -254,10 +254,10 @@ TEST_CASE_TEMPLATE("unpack2 gives back every value exactly, low half first", T, 
     }
 }
 
-TEST_CASE("a named barrier orders two warps and leaves the others alone") {
+TEST_CASE("an mbarrier orders two warps, phase after phase, and leaves the others alone") {
     for (const int pairs : {1, 4, 15}) {
-        const std::vector<int> got = hand_over(pairs, 3);
-        REQUIRE(got.size() == static_cast<std::size_t>(3 * pairs * 32));
+        const std::vector<int> got = hand_over(pairs, 6);
+        REQUIRE(got.size() == static_cast<std::size_t>(6 * pairs * 32));
         for (int i = 0; i < static_cast<int>(got.size()); ++i) {
             const int round = i / (pairs * 32), slot = i % (pairs * 32);
             CAPTURE(pairs);
