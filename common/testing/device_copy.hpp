@@ -1,7 +1,7 @@
 // The memory of a test's tensor where the step under test can reach it.
 #pragma once
 
-#include <optional>
+#include <memory>
 #include <vector>
 
 namespace flash::testing {
@@ -12,7 +12,7 @@ template <template <class> class Buffer, class U> class DeviceCopy {
   public:
     explicit DeviceCopy(std::vector<U>& memory) : memory_(memory) {
         if (memory.empty()) return;
-        buffer_.emplace(memory.size());
+        buffer_ = std::make_unique<Buffer<U>>(memory.size());
         buffer_->copy_from_host(memory.data());
     }
     U* data() { return buffer_ ? buffer_->data() : nullptr; }
@@ -22,7 +22,7 @@ template <template <class> class Buffer, class U> class DeviceCopy {
 
   private:
     std::vector<U>& memory_;
-    std::optional<Buffer<U>> buffer_;
+    std::unique_ptr<Buffer<U>> buffer_;
 };
 
 }  // namespace flash::testing
