@@ -13,6 +13,7 @@ SUMMARIES = (  # ops that have tables of their own
     "forward_backward",
     "gradient_error",
     "gradient_spread",
+    "lie",
 )
 
 
@@ -182,6 +183,70 @@ def profile(rows):
             cells[list(kept).index("dram_bytes")] += f" ({ladder.digits(ratio, 2)} x least)"
         lines.append([case["step"], what, *cells])
     return ["step", "kernel", *kept.values()], lines
+
+
+def lies(rows):
+    """Wrong ways to time a kernel: what each claims, what is right, and the factor between them."""
+    lines = []
+    for case, metrics in of_op(rows, "lie"):
+        if {"claimed", "right", "factor"} <= metrics.keys():
+            size = f"{case['Nq']} rows of {case['Nk']}" if case["D"] == 1 else ladder.problem(case)
+            numbers = [ladder.quantity(metrics[name]) for name in ("claimed", "right")]
+            lines.append([case["variant"], f"{size}, {case['dtype']}", *numbers, ladder.digits(metrics["factor"]["median"])])
+    return ["lie", "problem", "claimed", "right", "claimed / right"], lines
+
+
+BLOCK_Q = {"05": 64, "06": 64, "07": 128, "08": 128}  # at D = 128
+
+
+def counts(case):
+    """What the emulator counts for a case, by the lessons' formulas, which tests hold it to exactly: (words, number, unit,
+    the profiler's metric). The problems that are profiled would take the emulator hours."""
+    heads, n, nk, dim = case["B"] * case["Hq"], case["Nq"], case["Nk"], case["D"]
+    if case["step"] == "04":
+        of_kernel = {
+            "scores_kernel": 2 * (n + nk) * dim + 4 * n * nk,
+            "softmax_kernel": (4 + 2) * n * nk + 4 * n,
+            "output_kernel": 2 * n * nk + 2 * (n + nk) * dim,
+        }
+        if case["variant"] not in of_kernel:
+            return []
+        words = f"{case['variant']}: bytes distinct per launch; device memory"
+        return [(words, heads * of_kernel[case["variant"]], "bytes", "dram_bytes")]
+    block_q = BLOCK_Q.get(case["step"])
+    if not block_q or case["mask"] != "none" or dim != 128:
+        return []
+    tiles_q, tiles_64 = -(-n // block_q), -(-n // 64) * -(-nk // 64)
+    found = [
+        ("bytes distinct per launch; device memory", least_bytes(case), "bytes", "dram_bytes"),
+        (
+            "bytes distinct per block; L2",
+            heads * (2 * (2 * n * dim + tiles_q * 2 * nk * dim) + 4 * n),
+            "bytes",
+            "l2_bytes",
+        ),
+    ]
+    if case["step"] == "05":
+        found.append(("bank conflicts, all of them from storing P", heads * tiles_64 * 64 * 64 // 32, "", "conflicts_shared"))
+    else:
+        # Step 06: 32 passes instead of 4 for each of 9 ldmatrix a warp, 16 channels and tile of keys.
+        extra = heads * tiles_64 * 4 * (dim // 16) * 9 * 28 if case["step"] == "06" else 0
+        found.append(("bank conflicts of ldmatrix", extra, "", "conflicts_ldmatrix"))
+    return found
+
+
+def compared(rows):
+    """Counts beside the profiler's figures."""
+    lines = []
+    for case, metrics in sorted(of_op(rows, "profile"), key=lambda c: c[0]["step"]):
+        for words, number, unit, name in counts(case):
+            if name not in metrics:
+                continue
+            measured = metrics[name]["median"]
+            ratio = ladder.digits(measured / number) if number else ("equal" if measured == 0 else "")
+            counted = ladder.quantity({"median": number, "unit": unit})
+            lines.append([case["step"], words, counted, ladder.quantity(metrics[name]), ratio])
+    return ["step", "counted; profiled", "count", "profiler", "profiler / count"], lines
 
 
 # What step 08 is held to: metric -> (words, whether a value passes).

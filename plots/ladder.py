@@ -129,10 +129,10 @@ def _rate(metrics):
 
 
 def _bank_conflicts(metrics):
-    """Of a kernel that reads shared memory by ldmatrix; the emulator does not count the others'."""
-    if "ldmatrix" not in metrics:
+    """Of a kernel that uses shared memory."""
+    if not metrics.get("shared_bytes", {"median": 0})["median"]:
         return ""
-    return quantity(metrics["shared_bank_conflicts"]) if "shared_bank_conflicts" in metrics else "0"
+    return _number(metrics, "shared_bank_conflicts")
 
 
 LADDER_COLUMNS = {
@@ -173,6 +173,72 @@ def ladder(rows):
     return _without_empty_columns(list(LADDER_COLUMNS), lines)
 
 
+TIMED_COLUMNS = ("step", "version", "problem", "time", "rate", "of SDPA flash", "of the peak", "extra memory")
+
+EMULATOR_COLUMNS = {
+    "step": lambda case, metrics: case["step"] + ("b" if case["op"] == "backward" else ""),
+    "mask": lambda case, metrics: case["mask"],
+    "issued": lambda case, metrics: quantity(metrics["traffic_issued"]),
+    "per block": lambda case, metrics: _with_sign(metrics, "per_block"),
+    "per launch": lambda case, metrics: _with_sign(metrics, "per_launch"),
+    "sectors": lambda case, metrics: _number(metrics, "sectors"),
+    "shared": lambda case, metrics: quantity(metrics["shared_bytes"]) if "shared_bytes" in metrics else "",
+    "conflicts": lambda case, metrics: _number(metrics, "shared_bank_conflicts"),
+    "mma": lambda case, metrics: _number(metrics, "mma"),
+    "exp": lambda case, metrics: _number(metrics, "exp2"),
+    "barriers": lambda case, metrics: _number(metrics, "barriers"),
+}
+
+EMULATOR_WORDS = """\
+09b          the backward
+issued       bytes that all loads and stores of device memory ask for
+per block    each byte once for every block that touches it; = is equal to the lesson's formula
+per launch   each byte once for every kernel: what a perfect cache would leave for the memory
+sectors      pieces of 32 bytes that the warps' requests need: issued / 32 when all are used whole
+shared       bytes that loads and stores of shared memory ask for
+conflicts    passes over shared memory that are repeated because lanes meet in a bank
+mma, exp     instructions of the tensor cores; exponentials
+barriers     __syncthreads, added up over the blocks"""
+
+
+def _number(metrics, name):
+    return f"{metrics[name]['median']:.0f}" if name in metrics else "0"
+
+
+def _with_sign(metrics, level):
+    text = quantity(metrics[f"traffic_{level}"])
+    model = metrics.get(f"model_{level}")
+    return text + (" =" if model and model["median"] == metrics[f"traffic_{level}"]["median"] else "")
+
+
+def emulator(rows):
+    """(problem, header, lines): what the emulator counted for the first version of every GPU step on one problem, with
+    and without a causal mask. The lines are empty where nothing was counted."""
+    ops = ("forward", "backward")
+    found = [c for c in results.cases(rows) if c[0]["op"] in ops and {"traffic_issued", "sectors"} <= c[1].keys()]
+    found = [c for c in found if (c[0]["dtype"], c[0]["D"]) == ("bf16", 64)]
+    lengths = {case["Nk"] for case, _ in found if case["mask"] == "causal"}
+    if not lengths:
+        return "", list(EMULATOR_COLUMNS), []
+    first = {(case["step"], case["op"]): case["variant"] for case, _ in reversed(found)}
+    chosen = [c for c in found if c[0]["Nk"] == max(lengths) and c[0]["variant"] == first[c[0]["step"], c[0]["op"]]]
+    chosen.sort(key=lambda c: (c[0]["step"], ops.index(c[0]["op"]), c[0]["mask"] == "causal"))
+    lines = [[column(case, metrics) for column in EMULATOR_COLUMNS.values()] for case, metrics in chosen]
+    return f"one head, N = {max(lengths)}, D = 64, bf16", list(EMULATOR_COLUMNS), lines
+
+
+def terminal(rows):
+    """The ladder for a terminal of 100 columns: a list of (title, header, lines, words below)."""
+    header, lines = ladder(rows)
+    kept = [header.index(name) for name in TIMED_COLUMNS if name in header]
+    timed = [[line[i] for i in kept] for line in lines if "time" in header and line[header.index("time")]]
+    tables = [("The ladder, timed", [header[i] for i in kept], timed, "")] if timed else []
+    problem_, header, lines = emulator(rows)
+    if lines:
+        tables.append((f"The ladder, counted by the emulator: {problem_}", header, lines, EMULATOR_WORDS))
+    return tables
+
+
 def _pivot(cases_, cell, rows_by=problem):
     """Problems down, versions across."""
     versions = list(dict.fromkeys(case["variant"] for case, _ in cases_))
@@ -200,11 +266,13 @@ COUNTED = {
     "output_loads": "O loaded",
     "output_stores": "O stored",
     "divisions": "divisions",
+    "sectors": "sectors of 32 bytes",
+    "shared_bytes": "shared memory",
+    "shared_bank_conflicts": "bank conflicts",
     "mma": "mma",
-    "exp2": "exp2",
+    "exp2": "exponentials",
     "barriers": "barriers",
     "atomics": "atomic additions",
-    "shared_bank_conflicts": "bank conflicts",
 }
 
 

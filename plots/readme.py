@@ -15,6 +15,8 @@ A block stands between <!-- generated:NAME --> and <!-- /generated -->. NAME is 
     gradient_error    errors of gradients against double precision, by type and length
     gradient_spread   how far repeated runs differ
     profile           what Nsight Compute says about every step
+    lies              the same kernels timed wrongly and rightly
+    counted-profiled  what the emulator counts beside what Nsight Compute says
     targets-NN        step NN's profile against its targets
     experiments-...   what was tried for a step, from plots/data/experiments: backward
     study-...         a table of docs/numerics.md: scale, p, mask, growth, logits, equal-keys
@@ -131,7 +133,7 @@ def block(name, path, all_rows):
         return table_block(all_rows, make, lambda row: (row["op"], row["step"]) == (op, rest))
     tables = {
         "ladder": (lambda rows: linked(*ladder.ladder(rows)), lambda row: row["step"]),
-        "peers": (gpu_tables.peers, lambda row: not row["step"] or row["variant"] == gpu_tables.BESIDE_PEERS),
+        "peers": (gpu_tables.peers, lambda row: row["op"] != "lie" and (not row["step"] or row["variant"] == gpu_tables.BESIDE_PEERS)),
         "profile": (gpu_tables.profile, lambda row: row["op"] == "profile"),
         "backward_table": (gpu_tables.backward, lambda row: row["op"] == "backward" and beside_or_peer(row)),
         "backward_modes": (gpu_tables.backward_modes, lambda row: row["op"] == "backward" and beside_or_peer(row)),
@@ -139,6 +141,8 @@ def block(name, path, all_rows):
             name: (getattr(gpu_tables, name), lambda row, name=name: row["op"] == name)
             for name in ("forward_backward", "gradient_error", "gradient_spread")
         },
+        "lies": (gpu_tables.lies, lambda row: row["op"] == "lie"),
+        "counted-profiled": (gpu_tables.compared, lambda row: row["op"] == "profile"),
     }
     return table_block(all_rows, *tables[name]) if name in tables else None
 

@@ -218,9 +218,10 @@ def main(arguments=None):
         csv.replace(out)
 
     terminal.line()
-    terminal.line(terminal.colour("The ladder", "1"))
-    terminal.line(ladder.plain(*ladder.ladder(rows)))
-    terminal.line()
+    for title, header, lines, words in ladder.terminal(rows):
+        terminal.line(terminal.colour(title, "1"))
+        terminal.line(ladder.plain(header, lines))
+        terminal.line(words + "\n" if words else "")
     terminal.line(ladder.measured_on(rows))
     for error in errors:
         terminal.line(terminal.colour(f"measuring error, not recorded: {error}", "33"))

@@ -180,6 +180,45 @@ class GpuTables(unittest.TestCase):
         self.assertIn("Tile shapes", [title for title, _, _ in ladder.step_tables(self.rows, "07")])
 
 
+class Counters(unittest.TestCase):
+    def setUp(self):
+        self.rows = [row for path in results.committed() for row in results.read(path)]
+
+    def test_the_tour_s_tables_fit_a_terminal_of_100_columns(self):
+        tables = ladder.terminal(results.read(results.DATA / "epyc-avx512.csv"))
+        self.assertEqual(len(tables), 2)
+        for _, header, lines, words in tables:
+            for line in (ladder.plain(header, lines) + "\n" + words).splitlines():
+                self.assertLessEqual(len(line), 100, line)
+
+    def test_every_gpu_step_is_counted_with_and_without_a_mask_and_equals_its_formula_without(self):
+        problem, header, lines = ladder.emulator(self.rows)
+        self.assertEqual(problem, "one head, N = 256, D = 64, bf16")
+        shown = {(line[0], line[1]): dict(zip(header, line)) for line in lines}
+        for step in ("04", "05", "06", "07", "08"):
+            self.assertIn((step, "causal"), shown)
+            self.assertTrue(shown[step, "none"]["per launch"].endswith(" ="), step)
+        self.assertEqual(shown["06", "none"]["conflicts"], "64512")
+        self.assertEqual((shown["08", "none"]["mma"], shown["08", "causal"]["mma"]), ("4096", "2304"))
+
+    def test_counts_stand_beside_the_profiler_s_figures(self):
+        header, lines = gpu_tables.compared(self.rows)
+        conflicts = next(line for line in lines if line[0] == "06" and "ldmatrix" in line[1])
+        self.assertEqual(conflicts[2:], ["2113929216", "2113930000", "1"])
+        self.assertEqual({line[0] for line in lines}, {"04", "05", "06", "07", "08"})
+
+    def test_a_lie_has_its_factor(self):
+        def of(metric, unit, value):
+            return sample.row("", "no synchronisation", "lie", 4096, metric, unit, value, "bf16", backend="cuda")
+
+        with tempfile.TemporaryDirectory() as directory:
+            path = pathlib.Path(directory) / "x.csv"
+            path.write_text(sample.text(of("claimed", "ms", 0.005), of("right", "ms", 1.25), of("factor", "", 0.004)))
+            header, lines = gpu_tables.lies(results.read(path))
+        self.assertEqual([line[0] for line in lines], ["no synchronisation"])
+        self.assertEqual(lines[0][2:], ["5 us", "1.25 ms", "0.004"])
+
+
 class Studies(unittest.TestCase):
     def setUp(self):
         self.rows = results.read(results.DATA / "study.csv")
