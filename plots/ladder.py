@@ -272,6 +272,7 @@ COUNTED = {
     "mma": "mma",
     "exp2": "exponentials",
     "barriers": "barriers",
+    "mbarrier_phases": "mbarrier phases",
     "atomics": "atomic additions",
 }
 

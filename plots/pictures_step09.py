@@ -15,11 +15,11 @@ LAUNCH = re.compile(
 
 
 def launches():
-    """{D: (queries, keys, warps, paired)} of the tiles that the step launches where there is room for them."""
+    """{D: (queries, keys, warps, stages, paired)} of the tiles that the step launches where there is room for them."""
     if not SOURCE.is_file():
         raise Skip(f"{SOURCE} is missing")
     found = LAUNCH.findall(SOURCE.read_text(encoding="utf-8"))
-    tiles = {int(d): (int(q), int(kv), int(warps), paired == "true") for d, q, kv, warps, _, _, paired in found}
+    tiles = {int(d): (int(q), int(kv), int(warps), int(stages), paired == "true") for d, q, kv, warps, stages, _, paired in found}
     if not {64, 128} <= tiles.keys():
         raise Skip(f"{SOURCE.name} launches no tiles for D = 64 and D = 128 that this drawing knows")
     return tiles
@@ -44,7 +44,7 @@ PLACES = {name: SHARED for name in ("K", "V", "Q", "dO", "Qᵀ", "dOᵀ", "dS")}
 
 
 def backward_products(_rows):
-    queries, keys, _, _ = launches()[64]
+    queries, keys, *_ = launches()[64]
     size = {"k": keys / 64, "q": queries / 64, "d": 64 / 64}
     fig, ax = plt.subplots(figsize=(7.6, 8.2))
     bare(ax)
@@ -86,16 +86,24 @@ def backward_products(_rows):
     return fig
 
 
-def timeline(head_dim, queries, keys, warps, paired):
-    """For every warp the (name, mma instructions) between two barriers, in the order of the kernel's loop."""
+ARRIVES = ("", 0)  # where a warp tells the others that its part of the tile is done
+
+
+def timeline(head_dim, queries, keys, warps, stages, paired):
+    """For every warp the (name, mma instructions) of one tile, in the order of the kernel's loop."""
     groups = warps // 2 if paired else warps
     product = (keys // groups) * queries * head_dim // (16 * 8 * 16)
-    dq = queries * keys * head_dim // (16 * 8 * 16) // warps
+    dq = ("dQ", queries * keys * head_dim // (16 * 8 * 16) // warps)
     lines = []
     for warp in range(warps):
         first, second = [("Sᵀ", product), ("exp", 0), ("dV", product)], [("dPᵀ", product), ("dSᵀ", 0), ("dK", product)]
-        body = first + second if not paired else first if warp < groups else second
-        lines.append([("dQ", dq), *body] if warp >= warps // 2 else [*body, ("dQ", dq)])
+        parts = first + second if not paired else first if warp < groups else second
+        # With a third stage the last product comes after the arrival.
+        end = len(parts) - 1 if stages > 2 else len(parts)
+        if warp < warps // 2:
+            lines.append([*parts[:end], dq, ARRIVES, *parts[end:]])
+        else:
+            lines.append([dq, *parts[:end], ARRIVES, *parts[end:]])
     return lines
 
 
@@ -105,11 +113,14 @@ def backward_warps(_rows):
     fig, panels = plt.subplots(2, 1, figsize=(7.6, 6.4), gridspec_kw={"height_ratios": (tiles[64][2], tiles[128][2])})
     element_wise = 24  # how wide what is no product is drawn; its time is not known from here
     for ax, head_dim in zip(panels, (64, 128)):
-        queries, keys, warps, paired = tiles[head_dim]
+        queries, keys, warps, stages, paired = tiles[head_dim]
         bare(ax)
         for warp, parts in enumerate(timeline(head_dim, *tiles[head_dim])):
             x = 0
             for name, mma in parts:
+                if (name, mma) == ARRIVES:
+                    ax.plot([x, x], [warp - 0.48, warp + 0.48], color=INK, linewidth=4, solid_capstyle="butt")
+                    continue
                 width = mma or element_wise
                 colour = colours.get(name, INK)
                 ax.barh(warp, width, left=x, height=0.8, color=colour, alpha=0.35 if mma else 0.15, edgecolor=colour)
@@ -120,7 +131,10 @@ def backward_warps(_rows):
         ax.set_xticks([])
         pairs = ", in pairs that share 32 keys" if paired else ", each with 32 keys of its own"
         ax.set_title(f"D = {head_dim}: {queries} queries x {keys} keys, {warps} warps{pairs}", fontsize=11)
-    panels[1].set_xlabel("from barrier to barrier; numbers are mma instructions; dQ is that of the tile before")
+    panels[1].set_xlabel(
+        "one tile; numbers are mma instructions; dQ is that of the tile before;\n"
+        "bar: the warp arrives, and will wait for the others at the right end"
+    )
     return fig
 
 

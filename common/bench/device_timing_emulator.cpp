@@ -42,6 +42,7 @@ std::vector<Metric> count_device_work(const std::function<void()>& call) {
     }
     add("launches", "", c.launches);
     add("barriers", "", c.barriers);
+    if (c.mbarrier_phases > 0) add("mbarrier_phases", "", c.mbarrier_phases);
     if (c.mma > 0) add("mma", "", c.mma);
     if (c.ldmatrix > 0) add("ldmatrix", "", c.ldmatrix);
     if (c.exp2 > 0) add("exp2", "", c.exp2);
