@@ -161,7 +161,7 @@ class Outcome:
         words = [program, "-r=xml", f"-o={report}"]
         words += [f"-tc={filters(names)}"] if names else []
         words += [f"-tce={filters(without)}"] if without else []
-        self.cases, self.failed, self.expected, self.got, self.where = 0, "", "", "", ""
+        self.cases, self.failed, self.expected, self.got, self.where, self.case = 0, "", "", "", "", ""
         try:
             ran = subprocess.run(words, cwd=program.parent, capture_output=True, text=True, timeout=TIMEOUT)
         except subprocess.TimeoutExpired:
@@ -187,6 +187,12 @@ class Outcome:
 
     def read_failure(self, case):
         self.failed = case.get("name")
+        self.read_assertion(case)
+        # The judge's own words: what was computed, where, and what it found there.
+        if judged := re.fullmatch(r"(.*?):? got (\S+), want (.+?)(?: \(twin [^)]*\))?", self.got):
+            self.case, self.got, self.expected = judged.groups()
+
+    def read_assertion(self, case):
         for element in case.iter():
             if element.tag == "Exception":
                 self.expected, self.got = "no exception", (element.text or "").strip()
@@ -198,16 +204,22 @@ class Outcome:
                 continue
             original, expanded = ((element.findtext(tag) or "").strip() for tag in ("Original", "Expanded"))
             self.where = f"{pathlib.Path(element.get('filename', '')).name}:{element.get('line')}"
-            exception = element.findtext("Exception")
-            self.expected = original
-            self.got = exception.strip() if exception else expanded
+            self.expected, self.got = original, expanded
+            notes = [" ".join((note.text or "").split()) for note in element.iter("Info")]
             sides = expanded.rsplit(" == ", 1)
-            if len(sides) == 2 and not exception:
-                self.got = sides[0].strip().strip('"')
-                wanted = sides[1].strip()
-                self.expected = f"{original}" if wanted in ('""', "") else f"{wanted}  ({original})"
-                if wanted in ('""', ""):
-                    self.expected = "O and L as in double precision"
+            if element.find("Exception") is not None:
+                self.got = (element.findtext("Exception") or "").strip()
+            elif expanded in ("true", "false") and notes:
+                self.expected, self.got = original, notes[-1]
+            elif len(sides) == 2 and sides[1].strip() in ('""', ""):
+                self.expected, self.got = "the values of double precision", sides[0].strip().strip('"')
+            elif len(sides) == 2:
+                self.got, wanted = (side.strip() for side in sides)
+                self.expected = f"{wanted}  ({original})"
+                if self.got == wanted:
+                    self.got += ", which differs in digits that are not shown"
+                if notes:
+                    self.got += f"  ({'; '.join(notes)})"
             return
 
 
@@ -234,8 +246,10 @@ def line_of(blank, files):
 def explain(outcome, blanks, files, exercise, terminal):
     print(terminal.wrapped(f"expected  {outcome.expected}", "     "))
     print(terminal.wrapped(f"got       {outcome.got}", "     "))
+    if outcome.case:
+        print(terminal.wrapped(f"on        {outcome.case}", "     "))
     if outcome.where:
-        print(f"     in        {outcome.where} of the step")
+        print(f"     in        {outcome.where}")
     if blanks:
         blank = first_open(blanks, files, exercise)
         numbers = [number for _, number, _ in exercise.hints()[blank]]

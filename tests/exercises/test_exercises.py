@@ -195,6 +195,15 @@ class Way(unittest.TestCase):
         self.assertNotIn("-fsanitize", result.stdout + result.stderr)
         self.assertNotIn("Traceback", result.stderr)
 
+    def test_what_the_judge_found_is_shown_as_expected_and_got(self):
+        exercise = EXERCISES["03"]
+        self.run_step("03")
+        file = self.folder / "03_tiled_attention" / "attention.cpp"
+        file.write_text(exercise.with_blanks("attention.cpp", [2]), encoding="utf-8")
+        output = self.run_step("03").stdout
+        self.assertRegex(output, r"FAILED\n     expected  -46340\.9\d* \+- \S+\n     got       -inf\n     on        A1: ")
+        self.assertIn("Read hint 2.1", output)
+
     def test_a_missing_or_wrong_STEP_says_what_to_type(self):
         for step, sentence in (
             ("", "STEP says which exercise: STEP=01 cmake --workflow --preset exercise"),
