@@ -119,6 +119,9 @@ def build(exercise, files, tree, terminal):
     """The step's test program with the reader's files in it; exits with the compiler's words when they do not
     compile."""
     target = f"step{exercise.number}_test"
+    if not any(tree.directory.glob(f"**/{exercise.step_dir.name}/{target}")):
+        sys.exit(f"{target} is not built in {relative(tree.directory)}; this builds it first: "
+                 f"STEP={exercise.number} cmake --workflow --preset exercise")
     workplace = tree.directory / "exercises" / exercise.number
     workplace.mkdir(parents=True, exist_ok=True)
     objects = []
