@@ -188,7 +188,8 @@ class Library:
         return self._bound(self._c.flash_steps_backward, step, call, tensors, outputs=(6, 7, 8))
 
     def _bound(self, function, step, make_call, tensors, outputs):
-        """A function without arguments that calls a C function with what make_call makes of the tensors' pointers."""
+        """A function without arguments that calls a C function with what make_call makes of the tensors' pointers. It keeps
+        the tensors alive."""
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
             raise ValueError("a bound call tracks no gradient; use flash_attention, torch.no_grad() or detach()")
 
@@ -198,15 +199,15 @@ class Library:
         if self.backend == "emulator" and step.on_device:
             return lambda: self._on_copies(lambda pointers: run(make_call(pointers)), tensors, outputs)
         call = make_call([t.data_ptr() or None for t in tensors])
-        device = tensors[0].device
-        if device.type != "cuda":
-            return lambda: run(call)
 
-        def on_current_stream():
+        def bound():
+            device = tensors[0].device  # of tensors that live as long as this function does
+            if device.type != "cuda":
+                return run(call)
             with torch.cuda.device(device):
                 run(call, torch.cuda.current_stream().cuda_stream)
 
-        return on_current_stream
+        return bound
 
     def _on_copies(self, run_on, tensors, outputs):
         """CPU tensors to the emulator's device memory, strides and alignment kept, and the outputs back."""

@@ -2,6 +2,7 @@
 
 import math
 import unittest
+import weakref
 from unittest import mock
 
 from with_torch import DEVICE, LIBRARY, torch  # first: without PyTorch it ends the program
@@ -258,6 +259,18 @@ class Refusals(unittest.TestCase):
         q, k, v = tensors()
         with self.assertRaisesRegex(ValueError, "tracks no gradient"):
             LIBRARY.bind(9, q, k, v, torch.empty_like(q), torch.empty(q.shape[:3], device=DEVICE))
+
+    def test_a_bound_call_keeps_its_tensors_alive(self):
+        for step in LIBRARY.steps:
+            on = DEVICE if LIBRARY.steps[step].on_device else "cpu"
+            dtype = LIBRARY.steps[step].dtypes[-1]
+            q, k, v = (t.detach().to(dtype).to(on) for t in tensors())
+            lse = torch.empty(q.shape[:3], device=on)
+            seen = weakref.ref(lse)
+            bound = LIBRARY.bind(step, q, k, v, torch.empty_like(q), lse)
+            del lse
+            self.assertIsNotNone(seen())
+            bound()
 
     def test_a_workspace_that_is_too_small_or_of_another_kind(self):
         q, k, v = (t.detach() for t in tensors())
