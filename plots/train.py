@@ -1,13 +1,13 @@
 """Trains a small transformer twice from the same start, with this project's attention and with PyTorch's: the losses must
 fall alike.
 
-    train.py [--csv FILE]
+    train.py [--csv FILE] [--library FILE] [--steps N]
 
 A sequence uses a few letters of its own, and its second half repeats the first: the model must look back to see which letters
 these are, and where it stands. The loss is that of the second half. Weights and sums are fp32, what enters the attention is
 bf16. A library built for CUDA trains on the GPU, in seconds; one built for the emulator trains a smaller model on the CPU, in
-less than a minute. FILE is written anew; its format is that of plots/training_results.py. Ends with 1 when the losses do not
-fall or part, with 77 where there is no PyTorch.
+less than a minute. The CSV file is written anew; its format is that of plots/training_results.py. The library is the newest
+under build/, unless another one is named. Ends with 1 when the losses do not fall or part, with 77 where there is no PyTorch.
 """
 
 import argparse
@@ -16,6 +16,10 @@ import dataclasses
 import math
 import pathlib
 import sys
+
+if __name__ == "__main__" and {"-h", "--help"} & set(sys.argv[1:]):  # before PyTorch, which need not be there
+    print(__doc__.strip())
+    sys.exit()
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "steps" / "library"), str(ROOT / "plots")]
@@ -155,9 +159,9 @@ def environment(on_gpu):
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--csv", type=pathlib.Path, help="write the losses to this file")
-    parser.add_argument("--library", type=pathlib.Path, help="libflash_steps.so; default: the newest under build/")
-    parser.add_argument("--steps", type=int, help="training steps")
+    parser.add_argument("--csv", type=pathlib.Path)
+    parser.add_argument("--library", type=pathlib.Path)
+    parser.add_argument("--steps", type=int)
     options = parser.parse_args(arguments)
     try:
         library = flash_steps.Library(options.library)
