@@ -12,7 +12,8 @@
 //
 // A query that sees no key has O = 0, L = -inf, and contributes zero to every gradient (Nk = 0 included).
 // A NaN or +inf score makes its row NaN; a score of -inf is an ordinary masked key. A non-finite V or dO at a
-// key that lies inside the lengths but is invisible to the query has an unspecified effect.
+// key that lies inside the lengths but is invisible to the query has an unspecified effect; in the backward
+// so has a non-finite Q, K, V or dO of a pair that the mask hides, because tile products make 0 * NaN of it.
 //
 // Limit of fp32 state: the tiled steps add up P V before they divide, so O needs 2^8 * Nk * max|V|
 // below 3.4e38.
