@@ -331,7 +331,8 @@ def main():
     print(f"\n{terminal.good('Done.')} {done} of {len(exercises)} exercises pass. Compare with the solution:")
     for file in files:
         print(f"  diff {relative(file)} {relative(exercise.step_dir / file.name)}")
-    following = next((n for n, each in exercises.items() if not progress.is_done(each)), None)
+    in_order = sorted(exercises, key=lambda n: (n < number, n))  # those after this one first
+    following = next((n for n in in_order if not progress.is_done(exercises[n])), None)
     if following:
         print(f"Next: {relative(exercises[following].step_dir / 'README.md')}")
 
