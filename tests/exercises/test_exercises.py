@@ -233,9 +233,10 @@ class Way(unittest.TestCase):
 
 if __name__ == "__main__":
     ALL = "--all" in sys.argv
-    BUILD = pathlib.Path(next(argument for argument in sys.argv[1:] if not argument.startswith("-"))).resolve()
+    rest = [argument for argument in sys.argv[1:] if argument != "--all"]
+    BUILD = pathlib.Path(rest.pop(0)).resolve()
     if not (BUILD / "build.ninja").is_file() or not shutil.which("ninja"):
         print("SKIP: exercises are built with Ninja, and this tree is not")
         sys.exit(77)
     TREE = Tree(BUILD)
-    unittest.main(argv=[sys.argv[0], *[a for a in sys.argv[1:] if a.startswith("-") and a != "--all"]])
+    unittest.main(argv=[sys.argv[0], *rest])
