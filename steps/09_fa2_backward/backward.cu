@@ -50,13 +50,15 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     const int head_kv = head_index % shape.heads_kv;
 
     // Query tiles [0, first_tile) see none of these keys; [first_tile, first_full) straddle the diagonal and
-    // need the mask, as do all when the keys end inside the tile. Every query head of the group is walked.
+    // need the mask, as do all when the keys end inside the tile, and the last when the queries end inside
+    // it: a zero query times an infinite key is NaN. Every query head of the group is walked.
     const int queries_per_kv = shape.heads_q / shape.heads_kv;
     const int tiles_q = (shape.len_q + BLOCK_Q - 1) / BLOCK_Q;
     const int first_tile = min(tiles_q, max(0, first_key - diagonal) / BLOCK_Q);
     const int first_full = first_key + BLOCK_KV > shape.len_kv
                                ? tiles_q
                                : (max(0, first_key + BLOCK_KV - 1 - diagonal) + BLOCK_Q - 1) / BLOCK_Q;
+    const int whole_tiles_q = shape.len_q / BLOCK_Q;
     const int iterations = (tiles_q - first_tile) * queries_per_kv;
 
     const std::uint32_t k_smem = gpu::smem_address(gpu::dynamic_smem<T>());  // BLOCK_KV x HEAD_DIM
@@ -187,7 +189,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                             for (int i = 0; i < 4; ++i) {
                                 const int key = first_key + group * WARP_KEYS + m * 16 + lane / 4 + i / 2 * 8;
                                 const int query = tile * BLOCK_Q + n * 8 + lane % 4 * 2 + i % 2;
-                                if (key > query + diagonal || key >= shape.len_kv) x[m][n][i] = -INFINITY;
+                                const bool exists = key < shape.len_kv && query < shape.len_q;
+                                if (!exists || key > query + diagonal) x[m][n][i] = -INFINITY;
                             }
                         }
 #pragma unroll
@@ -246,8 +249,9 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         if (iteration > 0) gpu::mbarrier_wait(tile_mbarrier, (iteration - 1) % 2);
         copy_next_queries();
         if (ADD_DQ && dq_first && iteration > 0) add_dq(iteration - 1, previous_row);
-        if (tile < first_full) walk_tile(iteration, std::true_type{});
-        if (tile >= first_full) walk_tile(iteration, std::false_type{});
+        const bool masked = tile < first_full || tile >= whole_tiles_q;
+        if (masked) walk_tile(iteration, std::true_type{});
+        if (!masked) walk_tile(iteration, std::false_type{});
         if (STAGES == 2) finish_tile(iteration);
         previous_row = row;
         row += BLOCK_Q;

@@ -14,7 +14,7 @@ namespace {
 
 // dQ without atomics: the forward's walk. One block: BLOCK_Q queries of one head, against every key tile they
 // see. S, dP and dS are computed once more, with queries as rows, so that dS goes from accumulators straight
-// into dQ += dS K.
+// into dQ += dS K. Nothing has rounded P here.
 template <class T, int HEAD_DIM, int BLOCK_Q, int BLOCK_KV, int WARPS, int STAGES, int BLOCKS_PER_SM>
 __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     dq_kernel(BackwardArgs<T> args, RowData rows, int diagonal, int heads_per_group) {

@@ -1,4 +1,4 @@
-// Every GPU step's forward under many orders of warps and blocks: a race that shows under one order only, or
+// Every GPU step under many orders of warps and blocks: a race that shows under one order only, or
 // a result that depends on the order, would fail here. The emulator's checkers look at every access.
 #include <doctest/doctest.h>
 
@@ -7,12 +7,14 @@
 
 #include "common/gpu/device.hpp"
 #include "common/simt/control.hpp"
+#include "common/testing/backward_conformance.hpp"
 #include "common/testing/conformance.hpp"
 #include "steps/04_naive_gpu/attention.hpp"
 #include "steps/05_flash_forward/attention.hpp"
 #include "steps/06_tensor_cores/attention.hpp"
 #include "steps/07_async_pipeline/attention.hpp"
 #include "steps/08_fa2_forward/attention.hpp"
+#include "steps/09_fa2_backward/attention.hpp"
 
 using namespace flash;
 using flash::testing::ForwardCase;
@@ -52,6 +54,35 @@ template <class T> void check(const char* step, void (*forward)(const ForwardArg
     simt::set_seed(0);
 }
 
+// dK and dV, and in the deterministic mode dQ, have the same bits under every order; dQ of the fast mode is
+// right under every order.
+template <class T> void check_backward() {
+    const auto step = flash::testing::backward_step<T, gpu::DeviceBuffer>(&step09::attention_backward<T>,
+                                                                          &step09::backward_workspace_bytes);
+    for (const ForwardCase& c : cases()) {
+        auto before = flash::testing::make_backward_call<T>({c}, true);
+        const auto expected = flash::testing::expect_gradients(before, c.seed);
+        for (const bool deterministic : {false, true}) {
+            before.choose_mode(deterministic, step09::backward_workspace_bytes(before.shape, deterministic));
+            auto first = before;
+            for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {
+                simt::set_seed(seed);
+                auto call = before;
+                step.execute(call, {});
+                CAPTURE(deterministic);
+                CAPTURE(seed);
+                CAPTURE(flash::testing::describe(c, dtype_name<T>()));
+                CHECK(flash::testing::judge(before, call, expected, c.pattern).failure == "");
+                if (seed == 1) first = call;
+                CHECK(flash::testing::same_bits(call.dk.memory, first.dk.memory));
+                CHECK(flash::testing::same_bits(call.dv.memory, first.dv.memory));
+                if (deterministic) CHECK(flash::testing::same_bits(call.dq.memory, first.dq.memory));
+            }
+        }
+    }
+    simt::set_seed(0);
+}
+
 }  // namespace
 
 TEST_CASE("every GPU step is clean, and gives the same bits, under 20 orders of warps and blocks") {
@@ -64,4 +95,9 @@ TEST_CASE("every GPU step is clean, and gives the same bits, under 20 orders of 
     check<bf16>("step 07", &step07::attention_forward<bf16>);
     check<fp16>("step 08", &step08::attention_forward<fp16>);
     check<bf16>("step 08", &step08::attention_forward<bf16>);
+}
+
+TEST_CASE("the backward is clean and right under 20 orders of warps and blocks") {
+    check_backward<fp16>();
+    check_backward<bf16>();
 }
