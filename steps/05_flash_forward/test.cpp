@@ -206,6 +206,11 @@ TEST_CASE("Predict: B = 2, H = 3, N = 100 takes 12 blocks; 36 rows of a head's s
     CHECK(counters.global_store_bytes_issued == 6 * 100 * (64 * 4 + 4));
 }
 
+// Without keys, so that the emulator gets through as many blocks: L must be -inf and O zero in every head.
+TEST_CASE("65,792 heads are more than a grid's second dimension has room for") {
+    CHECK(failure_of<fp16>({"", {257, 256, 256, 1, 0, 8}}) == "");
+}
+
 // ---------------------------------------------------------------------------------------------------------
 // Traffic
 

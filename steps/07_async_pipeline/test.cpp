@@ -219,6 +219,20 @@ TEST_CASE("every device from sm_80 on has a tile shape that fits, for every head
     }
 }
 
+// A lane holds R D / 32 accumulators and R BLOCK_KV / 32 scores of its warp's R rows; 255 is all it can have.
+TEST_CASE("every tile shape of the table leaves registers for more than accumulators and scores") {
+    int shapes = 0;
+    for (const int head_dim : {64, 128}) {
+        for (const TileShape& shape : shapes_for(head_dim)) {
+            CAPTURE(name_of(shape));
+            const int rows = shape.block_q / shape.warps;
+            CHECK(rows * (shape.head_dim + shape.block_kv) / 32 <= 192);
+            ++shapes;
+        }
+    }
+    CHECK(shapes >= 2);
+}
+
 TEST_CASE_TEMPLATE("C1: exactly enough shared memory will do; a byte less is refused with both sizes", T,
                    fp16, bf16) {
     const auto execute = flash::testing::execute_on<T, DeviceBuffer>(&attention_forward<T>);

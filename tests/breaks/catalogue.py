@@ -19,6 +19,12 @@ BLOCK = re.compile(r"(<!-- breaks -->\n)(.*?)(<!-- /breaks -->)", re.DOTALL)
 KIND_HEADINGS = {"result": "wrong result", "memory rule": "broken memory rule", "performance": "performance"}
 
 
+NOT_HERE = """One well-known mistake is missing, because no test without a GPU catches it: a mask on every tile costs comparisons,
+which the emulator does not count. Step 08's ablation times it
+([mask_on_every_tile.patch](../steps/08_fa2_forward/ablation/mask_on_every_tile.patch)).
+"""
+
+
 def write_results(results):
     with open(RESULTS, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -47,7 +53,9 @@ def results_of(variant, rows):
 def report_stale(results):
     """Prints what the committed results lack or have too much of; the exit status."""
     now = {(v.number, v.name, v.digest, subject) for v, caught, _ in results for subject, _ in caught}
-    then = {tuple(row[column] for column in COLUMNS[:4]) for row in read_results()}
+    left_out = {(v.number, v.name) for v, caught, _ in results if not caught}
+    then = {tuple(row[column] for column in COLUMNS[:4]) for row in read_results()
+            if (row["step"], row["variant"]) not in left_out}
     for entry in sorted(now ^ then):
         print("tests/breaks/results.csv differs from this run:", *entry)
     if now != then:
@@ -109,6 +117,7 @@ def catalogue_text(variants, rows):
     for v in variants:
         lines.append(f"| {v.number} | [{title(v)}](#{anchor(v)}) | {KIND_HEADINGS[v.fields['Kind']]} |")
     parts.append("\n".join(lines) + "\n")
+    parts.append(NOT_HERE)
     step = None
     for variant in variants:
         if variant.number != step:

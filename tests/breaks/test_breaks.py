@@ -8,7 +8,7 @@ import unittest
 import catalogue
 import run
 import workbench
-from variants import ROOT, BadVariant, Failure, all_variants, read_variant
+from variants import ROOT, BadVariant, Failure, LeftOut, all_variants, read_variant
 
 HEADER = """Kind: result
 What: one thing
@@ -164,7 +164,7 @@ class FakeProgram:
     """Answers as a variant's programs would."""
 
     def __init__(self, reports, inputs=None):
-        self.reports, self.inputs = reports, inputs or {}
+        self.reports, self.inputs, self.skipped = reports, inputs or {}, ""
 
     def run_tests(self, names, timeout):
         return {case: report for case, report in self.reports.items() if any(map(case.startswith, names))}
@@ -186,6 +186,12 @@ class Judging(Scratch):
     def test_a_variant_that_passes_is_a_failure(self):
         with self.assertRaisesRegex(BadVariant, "the mistake is not caught"):
             self.judge({"a test": ""})
+
+    def test_a_test_that_skips_itself_leaves_the_variant_out(self):
+        program = FakeProgram({"a test": ""})
+        program.skipped = "SKIP: nothing is counted here"
+        with self.assertRaisesRegex(LeftOut, "nothing is counted here"):
+            run.judge_variant(self.variant(), program)
 
     def test_a_failure_for_another_reason_is_a_failure(self):
         with self.assertRaisesRegex(BadVariant, "says nothing of 'with: a text'"):

@@ -37,6 +37,10 @@ class BadVariant(Exception):
     """A patch that cannot be used, with the reason as one sentence."""
 
 
+class LeftOut(Exception):
+    """A variant that this build cannot judge: the tests that would catch it skip themselves, and say why."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Failure:
     """Something that must fail: a test case by the beginning of its name, or an input; and what it must report."""
