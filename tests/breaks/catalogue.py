@@ -75,10 +75,14 @@ def subject_text(subject):
     """A test case by its name, or an input of a case program in words."""
     words = subject.split()
     if len(words) < 10 or words[0] not in ("fp32", "fp16", "bf16"):
-        return subject
+        return subject.replace("<", "&lt;")
     sizes = " ".join(f"{name}={size}" for name, size in zip(("B", "Hq", "Hkv", "Nq", "Nk", "D"), words[1:7]))
     mask = {"none": "no mask", "top-left": "causal top-left", "bottom-right": "causal bottom-right"}
     return f"{words[0]}, {sizes}, {mask.get(words[7], 'diagonal ' + words[7])}, {words[8]}, {words[9]}"
+
+
+def sentence(text):
+    return text[0].upper() + text[1:]
 
 
 def anchor(variant):
@@ -88,11 +92,11 @@ def anchor(variant):
 def catalogue_entry(variant, rows):
     fields = variant.fields
     lines = [f'### <a id="{anchor(variant)}"></a>{title(variant)}', "", fields["What"], ""]
-    lines.append(f"- **Symptom.** {fields['Symptom']}")
-    lines.append(f"- **Why it is tempting.** {fields['Tempting because']}")
-    lines.append(f"- **Why random tests miss it.** {fields['Hidden by']}")
+    lines.append(f"- **Symptom.** {sentence(fields['Symptom'])}")
+    lines.append(f"- **Why it is tempting.** {sentence(fields['Tempting because'])}")
+    lines.append(f"- **Why random tests miss it.** {sentence(fields['Hidden by'])}")
     lines += [f"  - passes: {subject_text(subject)}" for subject in variant.passes + variant.passes_on]
-    lines.append(f"- **What catches it.** {fields['Caught by']}")
+    lines.append(f"- **What catches it.** {sentence(fields['Caught by'])}")
     lines += [f"  - fails: {subject_text(row['caught_by'])}: `{row['evidence']}`" for row in rows]
     path = variant.path.relative_to(ROOT).as_posix()
     lines.append(f"- [{path}](../{path})")
