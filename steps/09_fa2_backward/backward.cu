@@ -325,11 +325,11 @@ template <class T> void attention_backward(const BackwardArgs<T>& caller_args) {
         if (head_dim <= 64) return launch_backward<T, 64, 64, 128, 4, 2, 2, false>(args);
     }
     if constexpr (is_built(96)) {
-        if (head_dim <= 96) return launch_backward<T, 96, 64, 96, 6, 3, 1, true>(args);
+        if (head_dim <= 96) return launch_backward<T, 96, 32, 96, 6, 3, 1, true>(args);
     }
     const std::size_t shared_bytes = gpu::device_info().shared_per_block_optin;
     if constexpr (is_built(128)) {
-        if (head_dim <= 128 && shared_bytes < 180 * 1024)
+        if (head_dim <= 128 && shared_bytes < 210 * 1024)
             return launch_backward<T, 128, 32, 64, 4, 3, 2, true>(args);
         if (head_dim <= 128) return launch_backward<T, 128, 64, 128, 8, 3, 1, true>(args);
     }

@@ -141,12 +141,13 @@ TEST_CASE_TEMPLATE("every head dimension that is a multiple of 8 up to 256 is ri
         CHECK(failure_of<T>({{"", {1, 1, 1, 17, 40, head_dim}, Mask::causal(20), Storage::kPadded}}) == "");
 }
 
-TEST_CASE_TEMPLATE(
-    "M31: with 163 KB of shared memory for a block the backward takes smaller tiles and is right", T, fp16,
-    bf16) {
-    const SharedLimit limit(163 * 1024);
-    for (const int head_dim : {64, 128, 256})
-        CHECK(failure_of<T>({{"", {1, 2, 1, 100, 140, head_dim}, Mask::causal(30)}}) == "");
+TEST_CASE_TEMPLATE("M31: with less shared memory for a block the backward takes tiles that fit, and is right",
+                   T, fp16, bf16) {
+    for (const std::size_t kilobytes : {163, 200, 209, 217}) {
+        const SharedLimit limit(kilobytes * 1024);
+        for (const int head_dim : {64, 128, 256})
+            CHECK(failure_of<T>({{"", {1, 2, 1, 70, 140, head_dim}, Mask::causal(30)}}) == "");
+    }
 }
 
 TEST_CASE_TEMPLATE("M31: with 99 KB head dimensions up to 128 are right, and 256 is refused with both sizes",

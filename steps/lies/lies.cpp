@@ -100,13 +100,6 @@ class Lies {
         record("no synchronisation", "bf16", kAttention, bench::exactly(host_seconds(call)), right);
         gpu::synchronize();
 
-        // fp16 is a kernel of its own, whose code is not there yet.
-        Attention<fp16> other(false);
-        double sum = 0;
-        for (int i = 0; i < 10; ++i) sum += host_seconds(and_wait([&other] { other.run(); }));
-        record("the mean of ten calls, the first included", "fp16", kAttention, bench::exactly(sum / 10),
-               timed([&other] { other.run(); }));
-
         zeros(random);
         warm_cache();
         causal(random);

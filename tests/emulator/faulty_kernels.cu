@@ -175,6 +175,31 @@ __global__ void cp_async_of_nothing_kernel(const float* x) {
     gpu::cp_async_16(gpu::smem_address(gpu::dynamic_smem<float>()) + 16 * threadIdx.x, x, 0);
 }
 
+// Warp 0 writes and arrives, warp 1 waits and reads: the right way, but for the fault.
+enum class MbarrierFault { kNoInit, kNoBarrierAfterInit, kNoWait, kWrongParity, kTooFewArrivals };
+__global__ void mbarrier_kernel(float* y, MbarrierFault fault) {
+    float* smem = gpu::dynamic_smem<float>();  // 32 numbers, and the mbarrier
+    const std::uint32_t mbarrier = gpu::smem_address(smem + 32);
+    const unsigned lane = threadIdx.x % 32;
+    const bool writes = threadIdx.x < 32;
+    if (threadIdx.x == 0 && fault != MbarrierFault::kNoInit) {
+        gpu::mbarrier_init(mbarrier, fault == MbarrierFault::kTooFewArrivals ? 33 : 32);
+    }
+    if (fault != MbarrierFault::kNoBarrierAfterInit) __syncthreads();
+    if (writes) {
+        smem[lane] = 1;
+        gpu::mbarrier_arrive(mbarrier);
+    } else {
+        if (fault != MbarrierFault::kNoWait) gpu::mbarrier_wait(mbarrier, 0);
+        if (fault == MbarrierFault::kWrongParity) gpu::mbarrier_wait(mbarrier, 1);
+        y[lane] = smem[lane];
+    }
+}
+void run_mbarrier(MbarrierFault fault) {
+    Buffers b;
+    gpu::launch(mbarrier_kernel, 1, 64, 32 * 4 + 8, nullptr, b.y.data(), fault);
+}
+
 __global__ void ldmatrix_kernel(unsigned offset) {
     auto* smem = gpu::dynamic_smem<unsigned>();
     for (unsigned i = threadIdx.x; i < 128; i += 32) smem[i] = i;
@@ -332,6 +357,21 @@ void read_cp_async_of_another_thread() {
 }
 void overwrite_cp_async_in_flight() {
     run_cp_async(AsyncFault::kOverwrite);
+}
+void arrive_at_no_mbarrier() {
+    run_mbarrier(MbarrierFault::kNoInit);
+}
+void forget_barrier_after_mbarrier_init() {
+    run_mbarrier(MbarrierFault::kNoBarrierAfterInit);
+}
+void read_without_mbarrier_wait() {
+    run_mbarrier(MbarrierFault::kNoWait);
+}
+void wait_for_the_wrong_parity() {
+    run_mbarrier(MbarrierFault::kWrongParity);
+}
+void wait_for_too_many_arrivals() {
+    run_mbarrier(MbarrierFault::kTooFewArrivals);
 }
 void cp_async_of_nothing_from_a_misaligned_source() {
     Buffers b;

@@ -518,6 +518,18 @@ TEST_CASE("what cp.async writes may not be touched before the matching wait") {
     check_reported(overwrite_cp_async_in_flight, {"write of 4 bytes", "which a cp.async is still writing"});
 }
 
+TEST_CASE("an mbarrier orders only those who wait for it, and a wait that nobody ends is an error") {
+    check_reported(arrive_at_no_mbarrier,
+                   {"mbarrier_kernel", "shared offset 128", "no mbarrier_init has run"});
+    check_reported(wait_for_the_wrong_parity,
+                   {"waits at mbarrier_wait", "for ever: 0 of 32 arrivals have come"});
+    check_reported(wait_for_too_many_arrivals,
+                   {"waits at mbarrier_wait", "for ever: 32 of 33 arrivals have come"});
+    if (hooks_are_off()) return;
+    check_reported(read_without_mbarrier_wait, {"mbarrier_kernel", "read of 4 bytes"});
+    check_reported(forget_barrier_after_mbarrier_init, {"mbarrier_kernel"});
+}
+
 TEST_CASE("cp.async needs an aligned source even when it copies none of it") {
     check_reported(cp_async_of_nothing_from_a_misaligned_source,
                    {"cp_async_of_nothing_kernel", "read of 16 bytes at 0x", "not aligned to its size"});
