@@ -1,5 +1,7 @@
 """Tables of the GPU steps: beside PyTorch, the sweep of tile shapes, the ablation, the profile."""
 
+import statistics
+
 import ladder
 import results
 
@@ -78,6 +80,26 @@ def backward_modes(rows):
             lines.append([*map(str, key), *times, f"{share:.0f} %", *extra])
     header = ["D", "mask", "N", "fast", "deterministic", "its speed", "extra memory, fast", "deterministic"]
     return header, lines
+
+
+def backward_summary(rows):
+    """Geometric mean and lowest of the ratios over lengths and masks, by head dimension: the fast mode to SDPA flash, and the
+    deterministic to the fast mode."""
+    times = {}
+    for case, metrics in of_op(rows, "backward"):
+        if ladder.is_beside_peers(case) or case["variant"] == FLASH:
+            of_version = times.setdefault(case["D"], {}).setdefault(case["variant"], {})
+            of_version[case["mask"], case["Nk"]] = metrics["time"]["median"]
+    lines = []
+    for words, ours, other in (("fast / SDPA flash", FAST, FLASH), ("deterministic / fast", DETERMINISTIC, FAST)):
+        for dims in ([64], [128], [64, 128], [256]):
+            pairs = [times.get(dim, {}) for dim in dims]
+            pairs = [(t[ours], t[other]) for t in pairs if {ours, other} <= t.keys()]
+            speed = [slow[problem] / fast[problem] for fast, slow in pairs for problem in fast.keys() & slow.keys()]
+            if speed:
+                numbers = f"{statistics.geometric_mean(speed):.3f}", f"{min(speed):.3f}"
+                lines.append([words, " and ".join(map(str, dims)), str(len(speed)), *numbers])
+    return ["ratio of speeds", "D", "problems", "geometric mean", "lowest"], lines
 
 
 def scientific(value):

@@ -136,6 +136,7 @@ def block(name, path, all_rows):
         "peers": (gpu_tables.peers, lambda row: row["op"] != "lie" and (not row["step"] or row["variant"] == gpu_tables.BESIDE_PEERS)),
         "profile": (gpu_tables.profile, lambda row: row["op"] == "profile"),
         "backward_table": (gpu_tables.backward, lambda row: row["op"] == "backward" and beside_or_peer(row)),
+        "backward_summary": (gpu_tables.backward_summary, lambda row: row["op"] == "backward" and beside_or_peer(row)),
         "backward_modes": (gpu_tables.backward_modes, lambda row: row["op"] == "backward" and beside_or_peer(row)),
         **{
             name: (getattr(gpu_tables, name), lambda row, name=name: row["op"] == name)
