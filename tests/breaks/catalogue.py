@@ -19,12 +19,6 @@ BLOCK = re.compile(r"(<!-- breaks -->\n)(.*?)(<!-- /breaks -->)", re.DOTALL)
 KIND_HEADINGS = {"result": "wrong result", "memory rule": "broken memory rule", "performance": "performance"}
 
 
-NOT_HERE = """One well-known mistake is missing, because no test without a GPU catches it: a mask on every tile costs comparisons,
-which the emulator does not count. Step 08's ablation times it
-([mask_on_every_tile.patch](../steps/08_fa2_forward/ablation/mask_on_every_tile.patch)).
-"""
-
-
 def write_results(results):
     with open(RESULTS, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -121,7 +115,6 @@ def catalogue_text(variants, rows):
     for v in variants:
         lines.append(f"| {v.number} | [{title(v)}](#{anchor(v)}) | {KIND_HEADINGS[v.fields['Kind']]} |")
     parts.append("\n".join(lines) + "\n")
-    parts.append(NOT_HERE)
     step = None
     for variant in variants:
         if variant.number != step:

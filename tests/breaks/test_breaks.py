@@ -57,7 +57,7 @@ class Committed(unittest.TestCase):
 
     def test_every_step_that_is_built_has_variants(self):
         numbers = {variant.number for variant in self.variants}
-        for number in range(1, 9):
+        for number in range(1, 10):
             self.assertIn(f"{number:02}", numbers)
 
     def test_every_patch_applies_to_the_clean_sources(self):
@@ -70,7 +70,8 @@ class Committed(unittest.TestCase):
 
     def test_every_demanded_test_case_exists(self):
         for variant in self.variants:
-            sources = (variant.step_dir / "test.cpp").read_text().replace('"\n    "', "")
+            sources = "".join(path.read_text() for path in sorted(variant.step_dir.glob("*test.cpp")))
+            sources = sources.replace('"\n    "', "")
             sources = " ".join(sources.split()).replace('" "', "").replace('\\"', '"')
             for name in [failure.subject for failure in variant.fails] + list(variant.passes):
                 with self.subTest(variant=variant.name, step=variant.number):
@@ -158,6 +159,40 @@ class Commands(unittest.TestCase):
 
     def test_doctest_separators_in_a_name_are_any_letter(self):
         self.assertEqual(workbench.filters(['a, "b" *', "c"]), "a? ?b? ?*,c*")
+
+
+class FakeTree(workbench.Tree):
+    """A step of two sources, of which two libraries are built, and a program that is linked with one of them."""
+
+    def __init__(self, step):
+        self.directory, self.step = step, step
+        self.linked = {"bin/step05_test": ": && g++ test.o -o bin/step05_test libstep05.a common/libchecks.a && :"}
+        self.compiled = {f"{library}.dir/{source}.o": (str(step / source), f"compile {source}")
+                         for library in ("step05", "step05_other") for source in ("a.cu", "b.cu")}
+
+    def dependencies(self, output):
+        """Both sources include both.hpp, b.cu alone b.hpp."""
+        source = pathlib.PurePath(output).stem
+        headers = ["both.hpp", "b.hpp"] if source == "b.cu" else ["both.hpp"]
+        return {(self.step / name).resolve() for name in [source, *headers]}
+
+
+class Rebuilding(Scratch):
+    def made(self, *changed):
+        tree = FakeTree(self.step)
+        found = tree.objects_of(tree.libraries_of("step05_test"), self.step, changed)
+        return [(library, source.name, command) for library, source, command in found]
+
+    def test_a_source_is_compiled_for_the_libraries_of_the_program_only(self):
+        self.assertEqual(self.made("a.cu"), [("step05", "a.cu", "compile a.cu")])
+
+    def test_a_header_makes_the_sources_that_include_it(self):
+        self.assertEqual(self.made("b.hpp"), [("step05", "b.cu", "compile b.cu")])
+        self.assertEqual([source for _, source, _ in self.made("both.hpp")], ["a.cu", "b.cu"])
+
+    def test_a_change_that_no_object_depends_on_is_refused(self):
+        with self.assertRaisesRegex(BadVariant, "is built from alone.hpp"):
+            self.made("alone.hpp")
 
 
 class FakeProgram:

@@ -1,6 +1,6 @@
-"""Builds and runs a variant beside an existing build tree: a copy of the step's sources is patched, the changed source
-alone is compiled with the tree's own command, and linked with the tree's objects and libraries. Nothing in the tree or
-in the sources changes."""
+"""Builds and runs a variant beside an existing build tree: a copy of the step's sources is patched, the sources that the
+change reaches are compiled with the tree's own commands, and linked with the tree's objects and libraries. Nothing in
+the tree or in the sources changes."""
 
 import json
 import os
@@ -51,18 +51,27 @@ class Tree:
                 return command.removeprefix(": &&").removesuffix("&& :").strip()
         raise BadVariant(f"the build tree has no program {target}; is it one that runs GPU steps on the emulator?")
 
-    def objects_of(self, number, step_dir, changed):
-        """(source, object, command) of what a change of these files makes anew."""
-        headers = any(not name.endswith(SOURCES) for name in changed)
+    def libraries_of(self, target):
+        """Names of the targets whose libraries a program is linked with."""
+        words = map(pathlib.PurePath, shlex.split(self.link_command(target)))
+        return {word.stem.removeprefix("lib") for word in words if word.suffix == ".a"}
+
+    def dependencies(self, output):
+        """Every file that an object was last built from."""
+        lines = self.ninja("-t", "deps", output).stdout.splitlines()[1:]
+        return {(self.directory / line.strip()).resolve() for line in lines if line.strip()}
+
+    def objects_of(self, libraries, step_dir, changed):
+        """(library, source, command) of what a change of these files of the step makes anew."""
+        touched = {(step_dir / name).resolve() for name in changed}
         found = []
         for output, (file, command) in self.compiled.items():
-            source = pathlib.Path(file)
-            if f"/step{number}.dir/" not in output or source.parent.resolve() != step_dir.resolve():
-                continue
-            if headers or source.name in changed:
-                found.append((source, output, command))
+            source, library = pathlib.Path(file), pathlib.PurePath(output).parent.stem
+            if library in libraries and source.parent.resolve() == step_dir.resolve():
+                if touched & self.dependencies(output):
+                    found.append((library, source, command))
         if not found:
-            raise BadVariant(f"no source of step {number} is built from {', '.join(changed)}")
+            raise BadVariant(f"nothing in {' and '.join(sorted(libraries))} is built from {', '.join(changed)}")
         return found
 
 
@@ -121,23 +130,27 @@ class Program:
     """The step's test and case programs, linked with the variant."""
 
     def __init__(self, variant, tree):
-        self.tree = tree
+        self.variant, self.tree = variant, tree
         self.directory = tree.directory / "breaks" / variant.number / variant.name
         self.sources = apply(variant, self.directory)
-        objects = []
-        for source, _, command in tree.objects_of(variant.number, variant.step_dir, variant.changed):
-            made = self.directory / f"{source.stem}.o"
-            make(compile_command(command, self.sources / source.name, made, self.directory), tree, "compile")
-            objects.append(made)
-        self.objects = objects
-        self.number = variant.number
         self.skipped = ""  # why some test of the last run left something out
 
+    def compiled(self, target):
+        """The variant's objects in a program, whichever of its libraries they belong to."""
+        objects = []
+        libraries = self.tree.libraries_of(target)
+        for library, source, command in self.tree.objects_of(libraries, self.variant.step_dir, self.variant.changed):
+            made = self.directory / f"{library}_{source.stem}.o"
+            if not made.exists():
+                make(compile_command(command, self.sources / source.name, made, self.directory), self.tree, "compile")
+            objects.append(made)
+        return objects
+
     def linked(self, kind):
-        target = f"step{self.number}_{kind}"
+        target = f"step{self.variant.number}_{kind}"
         output = self.directory / target
         if not output.exists():
-            make(link_with(self.tree.link_command(target), self.objects, output), self.tree, "link")
+            make(link_with(self.tree.link_command(target), self.compiled(target), output), self.tree, "link")
         return output
 
     def run_tests(self, names, timeout):
