@@ -19,13 +19,17 @@ BLOCK = re.compile(r"(<!-- breaks -->\n)(.*?)(<!-- /breaks -->)", re.DOTALL)
 KIND_HEADINGS = {"result": "wrong result", "memory rule": "broken memory rule", "performance": "performance"}
 
 
-def write_results(results):
+def write_results(results, variants):
+    """Puts the results of a run in the place of what was known of its variants; of the others that stays."""
+    known = read_results()
+    new = {(v.number, v.name): [(v.number, v.name, v.digest, *what) for what in caught] for v, caught, _ in results}
     with open(RESULTS, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
-        for variant, caught, _ in results:
-            for subject, evidence in caught:
-                writer.writerow([variant.number, variant.name, variant.digest, subject, evidence])
+        for v in variants:
+            name = v.number, v.name
+            writer.writerows(new[name] if name in new else
+                             [row.values() for row in known if (row["step"], row["variant"]) == name])
 
 
 def read_results():
@@ -57,12 +61,12 @@ def report_stale(results):
     return int(now != then)
 
 
-SPELLED = {"k": "K", "l": "L", "lse": "L", "nan": "NaN", "p": "P", "q": "Q", "v": "V"}
+SPELLED = {"dk": "dK", "dq": "dQ", "ds": "dS", "k": "K", "l": "L", "lse": "L", "nan": "NaN", "p": "P", "q": "Q", "v": "V"}
 
 
 def title(variant):
     words = " ".join(SPELLED.get(word, word) for word in variant.name.split("_"))
-    return words[0].upper() + words[1:]
+    return sentence(words)
 
 
 def subject_text(subject):
@@ -76,7 +80,8 @@ def subject_text(subject):
 
 
 def sentence(text):
-    return text[0].upper() + text[1:]
+    """With a capital at its start, where a name such as dQ does not stand there."""
+    return text if text[1:2].isupper() else text[0].upper() + text[1:]
 
 
 def anchor(variant):

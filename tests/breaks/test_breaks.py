@@ -1,9 +1,11 @@
 """The broken variants' headers and patches, what is generated from them, and the runner's own parts."""
 
+import dataclasses
 import pathlib
 import shutil
 import tempfile
 import unittest
+import unittest.mock
 
 import catalogue
 import run
@@ -268,6 +270,29 @@ class Reports(Scratch):
         (self.folder / "report.xml").write_text("<doctest><TestSuite>")
         with self.assertRaisesRegex(BadVariant, "died"):
             workbench.read_report(self.folder / "report.xml")
+
+
+class Results(Scratch):
+    def test_a_run_of_some_variants_keeps_what_is_known_of_the_others(self):
+        elsewhere = unittest.mock.patch.object(catalogue, "RESULTS", self.folder / "results.csv")
+        elsewhere.start()
+        self.addCleanup(elsewhere.stop)
+        first = self.variant()
+        second = dataclasses.replace(first, path=first.path.with_name("b_mistake.patch"))
+        both = [first, second]
+        catalogue.write_results([(v, [("a test", "old")], "") for v in both], both)
+        catalogue.write_results([(second, [("a test", "new")], "")], both)
+        self.assertEqual([(row["variant"], row["evidence"]) for row in catalogue.read_results()],
+                         [("a_mistake", "old"), ("b_mistake", "new")])
+        catalogue.write_results([], [second])
+        self.assertEqual([row["variant"] for row in catalogue.read_results()], ["b_mistake"])
+
+
+class Titles(Scratch):
+    def test_names_keep_their_spelling(self):
+        path = self.step / "breaks" / "dq_of_lse_in_k.patch"
+        self.assertEqual(catalogue.title(dataclasses.replace(self.variant(), path=path)), "dQ of L in K")
+        self.assertEqual(catalogue.sentence("a sum"), "A sum")
 
 
 class Choosing(unittest.TestCase):
