@@ -189,7 +189,7 @@ def flops(case):
 
 def problem(options):
     heads = WIDTH // options.dim
-    sizes = {"batch": TOKENS // options.tokens, "heads": heads, "heads_kv": heads, "dim": options.dim}
+    sizes = {"dtype_name": "bf16", "batch": TOKENS // options.tokens, "heads": heads, "heads_kv": heads, "dim": options.dim}
     return types.SimpleNamespace(
         **sizes, len_q=options.tokens, len_kv=options.tokens, causal=options.causal, diagonal=0 if options.causal else None
     )

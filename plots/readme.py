@@ -41,7 +41,7 @@ BLOCK = re.compile(r"(<!-- generated:([\w-]+) -->\n)(.*?)(<!-- /generated -->)",
 NOTHING = "No results are committed yet.\n"
 IMAGES = results.ROOT / "plots" / "img"
 PICTURES = {  # name -> what stands in for the picture
-    "gpu_ladder": "TFLOP/s of every GPU step, beside PyTorch's and the ceilings",
+    "gpu_ladder": "TFLOP/s of the forward of every GPU step, beside PyTorch's and the ceilings",
     "share_of_sdpa": "Speed against SDPA flash over N, with a causal mask and without",
     "tile_heatmap": "TFLOP/s of every tile shape",
     "ablation": "What each idea gives: the change of speed without it",

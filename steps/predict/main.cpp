@@ -166,11 +166,11 @@ void show(const Number& number, std::optional<double> guess, const Terminal& ter
         ++score.asked;
         if (right == 0) {
             score.near += *guess == 0;
-            std::cout << "; you said " << shown(*guess, 6);
+            std::cout << "; you said " << shown(*guess, 9);
         } else {
             const double ratio = *guess / right;
             score.near += std::abs(ratio - 1) <= 0.05;
-            std::cout << "; you said " << shown(*guess, 6) << ", ratio " << shown(ratio, 3);
+            std::cout << "; you said " << shown(*guess, 9) << ", ratio " << shown(ratio, 3);
         }
     }
     std::cout << "\n";
@@ -209,7 +209,7 @@ int run(const std::vector<std::string>& steps, bool answers_only) {
         for (const auto& number : question.numbers) {
             const auto guess = answers_only ? std::nullopt : ask(number.name, open);
             if (!open) {
-                std::cout << "Stopped. predict --answers shows what is left.\n";
+                std::cout << "Stopped. With --answers predict shows the rest.\n";
                 return 0;
             }
             show(number, guess, terminal, score);

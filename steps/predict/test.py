@@ -142,7 +142,7 @@ class Terminal(unittest.TestCase):
         for given in ("", "11\n", "q\n", "11"):
             result = run(given=given)
             self.assertEqual(result.returncode, 0)
-            self.assertTrue(result.stdout.endswith("Stopped. predict --answers shows what is left.\n"))
+            self.assertTrue(result.stdout.endswith("Stopped. With --answers predict shows the rest.\n"))
 
     def test_an_unknown_step_or_option_is_refused_in_a_sentence(self):
         for arguments, sentence in (

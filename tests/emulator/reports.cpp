@@ -82,7 +82,7 @@ std::string report_of(void (*kernel)()) {
         kernel();
     } catch (const simt::EmulatorError& error) {
         const std::string text = std::regex_replace(error.what(), std::regex("0x[0-9a-f]+"), "0x...");
-        return std::regex_replace(text, std::regex("\\(/[^ )]*/"), "(");
+        return std::regex_replace(text, std::regex("\\(/[^)]*/"), "(");
     }
     return "nothing was reported";
 }

@@ -226,15 +226,15 @@ class Outcome:
             return
 
 
-def first_open(blanks, files, exercise):
-    """Of the blanks that a failure may come from, the first that the reader has not touched; else the first."""
+def untouched_blanks(blanks, files, exercise):
+    """Those of the blanks that the reader has not touched, in their order."""
     untouched = set()
     for file in files:
         text = file.read_text(encoding="utf-8", errors="replace")
         for marks, before, _ in exercise.pieces(file.name):
             if marks and before and before in text:
                 untouched.update(marks)
-    return next((blank for blank in blanks if blank in untouched), blanks[0])
+    return [blank for blank in blanks if blank in untouched]
 
 
 def line_of(blank, files):
@@ -254,7 +254,11 @@ def explain(outcome, blanks, files, exercise, terminal):
     if outcome.where:
         print(f"     in        {outcome.where}")
     if blanks:
-        blank = first_open(blanks, files, exercise)
+        untouched = untouched_blanks(blanks, files, exercise)
+        blank = untouched[0] if untouched else blanks[0]
+        if len(blanks) > 1:
+            left = f"; not touched yet: {', '.join(map(str, untouched))}" if untouched else ""
+            print(f"\n  This test needs the blanks {', '.join(map(str, blanks))} together{left}.")
         numbers = [number for _, number, _ in exercise.hints()[blank]]
         more = f", and if that is not enough {', '.join(numbers[1:])}" if len(numbers) > 1 else ""
         print(f"\n  Read hint {numbers[0]}{more}: {line_of(blank, files)}")
@@ -318,7 +322,7 @@ def main():
     show_ladder(exercises, progress, number, terminal)
     for file in written:
         count = len(BLANK.findall(file.read_text(encoding="utf-8")))
-        print(f"Laid {relative(file)}, with {count} blanks: look for YOUR TURN.")
+        print(f"Laid {relative(file)}, blanks: {count}; look for YOUR TURN.")
     tree = Tree(arguments.build)
     print(f"Building {', '.join(relative(file) for file in files)} ...", flush=True)
     program = build(exercise, files, tree, terminal)

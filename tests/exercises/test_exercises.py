@@ -154,7 +154,7 @@ class Way(unittest.TestCase):
         first = self.run_step("01")
         file = self.folder / "01_safe_softmax" / "softmax.cpp"
         self.assertEqual(first.returncode, 1, first.stdout + first.stderr)
-        self.assertIn("softmax.cpp, with 3 blanks: look for YOUR TURN.", first.stdout)
+        self.assertIn("softmax.cpp, blanks: 3; look for YOUR TURN.", first.stdout)
         self.assertIn("[~] 01_safe_softmax        begun   <- this one", first.stdout)
         self.assertRegex(first.stdout, r"1/\d+  naive and safe softmax agree .* FAILED\n     expected  .*0\.125")
         self.assertRegex(first.stdout, r"\n     got       0\n")
