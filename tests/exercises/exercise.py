@@ -127,8 +127,9 @@ def build(exercise, files, tree, terminal):
     objects = []
     for file in files:
         commands = [
-            command for source, _, command in tree.objects_of(exercise.number, exercise.step_dir, [file.name])
-            if pathlib.Path(source).name == file.name
+            command
+            for _, source, command in tree.objects_of({f"step{exercise.number}"}, exercise.step_dir, [file.name])
+            if source.name == file.name
         ]
         output = workplace / f"{file.stem}.o"
         words = compile_command(commands[0], file, output, exercise.step_dir)
