@@ -72,7 +72,8 @@ void check_arguments(const BackwardArgs<T>& args, const Limits& limits, std::int
 
 namespace detail {
 
-template <class T> void tidy_strides(TensorView<T>& view, int batch, int heads, int len) {
+template <class T> void tidy_strides(TensorView<T>& view, int batch, int heads, int len, int head_dim) {
+    if (batch == 0 || heads == 0 || len == 0 || head_dim == 0) view = {};
     if (batch <= 1) view.stride_batch = 0;
     if (heads <= 1) view.stride_head = 0;
     if (len <= 1) view.stride_row = 0;
@@ -80,21 +81,26 @@ template <class T> void tidy_strides(TensorView<T>& view, int batch, int heads, 
 
 }  // namespace detail
 
-// The same call with stride 0 in every dimension of size 0 or 1, where the caller's stride may be any number:
-// kernels then form no address beyond a tensor and none that is not aligned.
+// The same call with stride 0 in every dimension of size 0 or 1, where the caller's stride may be any number,
+// and with null for tensors without elements: kernels then form no address beyond a tensor and none that is
+// not aligned.
 template <class T> ForwardArgs<T> without_idle_strides(ForwardArgs<T> args) {
     const Shape& s = args.shape;
-    detail::tidy_strides(args.q, s.batch, s.heads_q, s.len_q);
-    for (auto* view : {&args.k, &args.v}) detail::tidy_strides(*view, s.batch, s.heads_kv, s.len_kv);
-    detail::tidy_strides(args.o, s.batch, s.heads_q, s.len_q);
+    detail::tidy_strides(args.q, s.batch, s.heads_q, s.len_q, s.head_dim);
+    for (auto* view : {&args.k, &args.v})
+        detail::tidy_strides(*view, s.batch, s.heads_kv, s.len_kv, s.head_dim);
+    detail::tidy_strides(args.o, s.batch, s.heads_q, s.len_q, s.head_dim);
     return args;
 }
 template <class T> BackwardArgs<T> without_idle_strides(BackwardArgs<T> args) {
     const Shape& s = args.shape;
-    for (auto* view : {&args.q, &args.o, &args.d_o}) detail::tidy_strides(*view, s.batch, s.heads_q, s.len_q);
-    for (auto* view : {&args.k, &args.v}) detail::tidy_strides(*view, s.batch, s.heads_kv, s.len_kv);
-    detail::tidy_strides(args.dq, s.batch, s.heads_q, s.len_q);
-    for (auto* view : {&args.dk, &args.dv}) detail::tidy_strides(*view, s.batch, s.heads_kv, s.len_kv);
+    for (auto* view : {&args.q, &args.o, &args.d_o})
+        detail::tidy_strides(*view, s.batch, s.heads_q, s.len_q, s.head_dim);
+    for (auto* view : {&args.k, &args.v})
+        detail::tidy_strides(*view, s.batch, s.heads_kv, s.len_kv, s.head_dim);
+    detail::tidy_strides(args.dq, s.batch, s.heads_q, s.len_q, s.head_dim);
+    for (auto* view : {&args.dk, &args.dv})
+        detail::tidy_strides(*view, s.batch, s.heads_kv, s.len_kv, s.head_dim);
     return args;
 }
 

@@ -126,7 +126,7 @@ auto BackwardRows<Precision>::pair_of(std::int64_t query_row, std::int64_t key_r
     const QueryRow& row = query_rows_[static_cast<std::size_t>(query_row)];
     const Real p = probability(row, score(query_row, key_row));
     const Real* v = in_.v.data() + key_row * D;
-    const Real ds = Precision::round(p * (dot(d_o_row(query_row), v, D) - row.delta));
+    const Real ds = Precision::round(Precision::round(p) * (dot(d_o_row(query_row), v, D) - row.delta));
     const double magnitude =
         static_cast<double>(p) * (dot_of_magnitudes(d_o_row(query_row), v, D) + row.delta_magnitude);
     return {p, ds, magnitude};

@@ -294,6 +294,7 @@ void launch_tiles(const BackwardArgs<T>& args, const RowData& rows) {
 template <class T, int HEAD_DIM, int BLOCK_Q, int BLOCK_KV, int WARPS, int STAGES, int BLOCKS_PER_SM,
           bool PAIRED>
 void launch_backward(const BackwardArgs<T>& args) {
+    check_key_blocks(args.shape, BLOCK_KV);  // before anything is written
     const RowData rows = row_data(args);
     prepare_rows(args, rows, HEAD_DIM);
     if (args.deterministic) {

@@ -59,6 +59,12 @@ template <class T> RowData row_data(const BackwardArgs<T>& args) {
     return {workspace, workspace + rows, args.deterministic ? nullptr : workspace + 2 * rows, per_head};
 }
 
+// Refuses a shape with more key tiles than one launch has blocks.
+inline void check_key_blocks(const Shape& shape, int block_kv) {
+    const std::int64_t tiles_kv = (static_cast<std::int64_t>(shape.len_kv) + block_kv - 1) / block_kv;
+    checked_grid(tiles_kv * shape.batch * shape.heads_kv, kLimits);
+}
+
 // Blocks come in groups of heads whose tensors, head_bytes each, fit in L2; in a group the longest blocks
 // start first. Without a mask all blocks are equally long and each head is its own group.
 inline int heads_per_group(const Mask& mask, std::int64_t head_bytes, std::int64_t heads) {

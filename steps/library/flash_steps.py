@@ -211,6 +211,11 @@ class Library:
 
     def _on_copies(self, run_on, tensors, outputs):
         """CPU tensors to the emulator's device memory, strides and alignment kept, and the outputs back."""
+        spans = [_span(t) for t in tensors]
+        for index in outputs:
+            for other, (begin, end) in enumerate(spans):
+                if other != index and begin < spans[index][1] and spans[index][0] < end:
+                    raise ValueError("an output overlaps another tensor of the call; outputs need memory of their own")
         copies = []
         try:
             copies.extend(_Copy(self, t) for t in tensors)
@@ -222,14 +227,20 @@ class Library:
                 copy.free()
 
 
+def _span(tensor):
+    """The addresses of a tensor's first byte and of the one past its last."""
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    begin = tensor.data_ptr()
+    return begin, begin + ((reach + 1) * tensor.element_size() if tensor.numel() else 0)
+
+
 class _Copy:
     """The memory that a tensor spans, gaps between its rows included, at the same address modulo 16."""
 
     def __init__(self, library, tensor):
         self.library, self.c = library, library._c
-        self.host = tensor.data_ptr()
-        reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
-        self.bytes = (reach + 1) * tensor.element_size() if tensor.numel() else 0
+        self.host, end = _span(tensor)
+        self.bytes = end - self.host
         self.base = self.pointer = None
         if self.bytes:
             offset = self.host % 16
@@ -312,7 +323,7 @@ def _mask(causal, len_q, len_kv):
     if isinstance(causal, str) and causal in names:
         return names[causal], 0
     try:
-        diagonal = operator.index(causal)
+        diagonal = None if torch.is_tensor(causal) else operator.index(causal)
     except TypeError:
         diagonal = None
     if diagonal is None or not -(2**63) <= diagonal < 2**63:
@@ -407,6 +418,10 @@ def flash_attention(q, k, v, causal=False, scale=None, step=9, return_lse=False,
     if not isinstance(library, Library):
         library = load(library)
     _check_tensors(library, library.step(step), q=q, k=k, v=v)
+    if torch.is_tensor(scale) and scale.requires_grad:
+        raise ValueError("scale requires a gradient and has none; pass a number or scale.detach()")
+    if not (deterministic is None or isinstance(deterministic, bool)):
+        raise ValueError(f"deterministic is {deterministic!r}; it must be None, True or False")
     if torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)):
         _check_differentiable(library, q, k)
         o, lse = _Attention.apply(q, k, v, library, step, causal, scale, deterministic)

@@ -120,6 +120,19 @@ def link_with(command, objects, output):
     return [*words[:first_library], *map(str, objects), *words[first_library:]]
 
 
+def without_members(words, tree, replaced, place):
+    """The link command with copies of libraries, in `place`, that lack what is replaced: a new object that forgets a
+    function must not be given the old one's. replaced: (library, source) pairs."""
+    words = list(words)
+    for i, word in enumerate(words):
+        name = pathlib.PurePath(word).name
+        members = [f"{source.name}.o" for library, source in replaced if name == f"lib{library}.a"]
+        if members:
+            words[i] = shutil.copy(tree.directory / word, place / name)
+            subprocess.run(["ar", "d", words[i], *members], check=True)
+    return [str(word) for word in words]
+
+
 def make(words, tree, what):
     made = subprocess.run(words, cwd=tree.directory, capture_output=True, text=True)
     if made.returncode:
@@ -136,21 +149,24 @@ class Program:
         self.skipped = ""  # why some test of the last run left something out
 
     def compiled(self, target):
-        """The variant's objects in a program, whichever of its libraries they belong to."""
-        objects = []
+        """The variant's objects in a program, whichever of its libraries they belong to, and what they replace."""
+        objects, replaced = [], []
         libraries = self.tree.libraries_of(target)
         for library, source, command in self.tree.objects_of(libraries, self.variant.step_dir, self.variant.changed):
             made = self.directory / f"{library}_{source.stem}.o"
             if not made.exists():
                 make(compile_command(command, self.sources / source.name, made, self.directory), self.tree, "compile")
             objects.append(made)
-        return objects
+            replaced.append((library, source))
+        return objects, replaced
 
     def linked(self, kind):
         target = f"step{self.variant.number}_{kind}"
         output = self.directory / target
         if not output.exists():
-            make(link_with(self.tree.link_command(target), self.compiled(target), output), self.tree, "link")
+            objects, replaced = self.compiled(target)
+            words = link_with(self.tree.link_command(target), objects, output)
+            make(without_members(words, self.tree, replaced, self.directory), self.tree, "link")
         return output
 
     def run_tests(self, names, timeout):

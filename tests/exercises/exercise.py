@@ -24,7 +24,7 @@ import time
 import xml.etree.ElementTree
 
 from exercises import BLANK, ROOT, BadVariant, all_exercises
-from workbench import Tree, compile_command, filters, link_with
+from workbench import Tree, compile_command, filters, link_with, without_members
 
 TIMEOUT = 300  # seconds for one test; the slowest takes some twenty
 STATE = "progress.json"
@@ -147,9 +147,9 @@ def build(exercise, files, tree, terminal):
             sys.exit(1)
         objects.append(output)
     program = workplace / target
-    made = subprocess.run(
-        link_with(tree.link_command(target), objects, program), cwd=tree.directory, capture_output=True, text=True
-    )
+    replaced = [(f"step{exercise.number}", file) for file in files]
+    words = without_members(link_with(tree.link_command(target), objects, program), tree, replaced, workplace)
+    made = subprocess.run(words, cwd=tree.directory, capture_output=True, text=True)
     if made.returncode:
         print(f"{terminal.bad('It compiles but does not link:')}\n\n{(made.stderr + made.stdout).strip()[:3000]}")
         sys.exit(1)

@@ -195,6 +195,15 @@ class Way(unittest.TestCase):
         self.assertNotIn("-fsanitize", result.stdout + result.stderr)
         self.assertNotIn("Traceback", result.stderr)
 
+    def test_an_empty_file_is_not_given_the_solutions_functions(self):
+        self.run_step("01")
+        file = self.folder / "01_safe_softmax" / "softmax.cpp"
+        file.write_text("", encoding="utf-8")
+        result = self.run_step("01")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("It compiles but does not link", result.stdout)
+        self.assertNotIn("Traceback", result.stderr)
+
     def test_what_the_judge_found_is_shown_as_expected_and_got(self):
         exercise = EXERCISES["03"]
         self.run_step("03")
