@@ -159,9 +159,10 @@ template <class Precision, class T> auto backward(const BackwardArgs<T>& args) {
                     const auto k = detail::load_row<Real>(args.k, b, h_kv, j, s.head_dim);
                     const auto v = detail::load_row<Real>(args.v, b, h_kv, j, s.head_dim);
                     const Real p_ij = p[static_cast<std::size_t>(j)];
-                    const Real ds = Precision::round(p_ij * (detail::dot(d_o, v) - delta));
+                    const Real p_rounded = Precision::round(p_ij);
+                    const Real ds = Precision::round(p_rounded * (detail::dot(d_o, v) - delta));
                     const auto row = detail::dense_offset(s.heads_kv, s.len_kv, s.head_dim, b, h_kv, j);
-                    detail::add_scaled(grad.dv.data() + row, Precision::round(p_ij), d_o);
+                    detail::add_scaled(grad.dv.data() + row, p_rounded, d_o);
                     detail::add_scaled(grad.dk.data() + row, scale * ds, q);
                     detail::add_scaled(dq, scale * ds, k);
                 }

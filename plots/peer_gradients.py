@@ -62,6 +62,7 @@ def differentiate(q, k, v, d_o, scale, diagonal, real, rounded, magnitudes=False
             queries, d_out = (t[heads[:, None], rows].to(real) for t in (q_, d_o_))
             s = (queries @ keys.mT).mul_(scale)
             hidden = hidden_keys(rows, len_kv, diagonal, q.device)
+            hidden_from_keys = None if hidden is None else hidden.mT
             if hidden is not None:
                 s.masked_fill_(hidden, -INF)
             lse = s.logsumexp(-1, keepdim=True)
@@ -69,12 +70,18 @@ def differentiate(q, k, v, d_o, scale, diagonal, real, rounded, magnitudes=False
             if magnitudes:
                 largest = max(largest, largest_finite(s), largest_finite(lse))
             p = s.sub_(lse.masked_fill(lse == -INF, 0)).exp_()
+            if hidden is not None:  # in a row of NaN too
+                p.masked_fill_(hidden, 0)
             p_rounded = round_(p)
             delta = (d_out * round_(p_rounded @ values)).sum(-1, keepdim=True)
-            ds = round_(p * (d_out @ values.mT - delta))
+            ds = round_(p_rounded * (d_out @ values.mT - delta))
             if hidden is not None:  # not 0 times a NaN
                 ds.masked_fill_(hidden, 0)
-            parts = [ds @ keys * scale, ds.mT @ queries * scale, p_rounded.mT @ d_out]
+            parts = [
+                product(ds, keys, hidden) * scale,
+                product(ds.mT, queries, hidden_from_keys) * scale,
+                product(p_rounded.mT, d_out, hidden_from_keys),
+            ]
             if magnitudes:
                 a_queries, a_keys, a_values, a_out = (t.abs() for t in (queries, keys, values, d_out))
                 ds = p * (a_out @ a_values.mT + (a_out * (p @ a_values)).sum(-1, keepdim=True))
@@ -96,6 +103,15 @@ def differentiate(q, k, v, d_o, scale, diagonal, real, rounded, magnitudes=False
 def largest_in_rows(t):
     """(..., rows, 1); 0 for rows without a number."""
     return t.nan_to_num(0, 0, 0).amax(-1, keepdim=True) if t.shape[-1] else t.new_zeros(*t.shape[:-1], 1)
+
+
+def product(weights, factors, hidden):
+    """weights @ factors without the terms of hidden pairs, which would make 0 * NaN of a NaN or an infinity."""
+    if hidden is None or bool(factors.isfinite().all()):
+        return weights @ factors
+    bad = ~factors.isfinite()
+    met = (~hidden).to(factors.dtype) @ bad.to(factors.dtype) > 0
+    return (weights @ factors.masked_fill(bad, 0)).masked_fill_(met, math.nan)
 
 
 class Reference:
@@ -181,7 +197,7 @@ class Reference:
         allowed[:, :, self.unseen[min(index, 1)]] = 0
         error = torch.where(finite, (out - exact).abs(), 0)
         # NaN and infinities agree by kind and place.
-        right = torch.where(finite, error <= allowed, (out == exact) | (out.isnan() & exact.isnan())) | unspecified
+        right = torch.where(finite, error <= allowed, (out == exact) | (out.isnan() & exact.isnan())) | (unspecified & finite)
         share = torch.where(right & (error == 0) | unspecified, 0, error / allowed)
         verdict = Verdict(torch.where(share.isnan(), INF, share).max().item())
         if not bool(right.all()):
