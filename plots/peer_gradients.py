@@ -40,13 +40,12 @@ def gradient_of_output(case, q):
 
 def differentiate(q, k, v, d_o, scale, diagonal, real, rounded, magnitudes=False):
     """dQ, dK and dV from the formulas, computed in `real`, with O, P, dS and the results rounded to `rounded`. With
-    `magnitudes` also the sums of the sizes of what each adds up, a bound of the largest of these sizes in each row, and the
-    largest finite score or L."""
+    `magnitudes` also the sums of the sizes of what each adds up, and the largest finite score or L."""
     len_q, len_kv = q.shape[2], k.shape[2]
     group = q.shape[1] // k.shape[1]
     (q_, d_o_), (k_, v_) = ([t.flatten(0, 1) for t in pair] for pair in ((q, d_o), (k, v)))
     sizes = q_.shape, k_.shape, k_.shape
-    sums = [torch.zeros(size, dtype=real, device=q.device) for size in (sizes * 3 if magnitudes else sizes)]
+    sums = [torch.zeros(size, dtype=real, device=q.device) for size in (sizes * 2 if magnitudes else sizes)]
     largest = 0.0
 
     def round_(t):
@@ -86,23 +85,15 @@ def differentiate(q, k, v, d_o, scale, diagonal, real, rounded, magnitudes=False
                 a_queries, a_keys, a_values, a_out = (t.abs() for t in (queries, keys, values, d_out))
                 ds = p * (a_out @ a_values.mT + (a_out * (p @ a_values)).sum(-1, keepdim=True))
                 parts += [ds @ a_keys * scale, ds.mT @ a_queries * scale, p.mT @ a_out]
-                for weights, factors in ((ds * scale, a_keys), (ds.mT * scale, a_queries), (p.mT, a_out)):
-                    peak = largest_in_rows(weights) * largest_in_rows(factors.flatten(-2))[..., None]
-                    parts.append(peak.expand(*peak.shape[:-1], factors.shape[-1]))
             for index, part in enumerate(parts):
                 if index % 3 == 0:
                     sums[index][heads[:, None], rows] = part
                 else:
                     sums[index].index_add_(0, key_heads, part)
-    shapes = (q.shape, k.shape, v.shape) * 3
+    shapes = (q.shape, k.shape, v.shape) * 2
     sums = [t.view(shape) for t, shape in zip(sums, shapes)]
     gradients = [round_(t) for t in sums[:3]]
-    return (gradients, sums[3:6], sums[6:], largest) if magnitudes else gradients
-
-
-def largest_in_rows(t):
-    """(..., rows, 1); 0 for rows without a number."""
-    return t.nan_to_num(0, 0, 0).amax(-1, keepdim=True) if t.shape[-1] else t.new_zeros(*t.shape[:-1], 1)
+    return (gradients, sums[3:], largest) if magnitudes else gradients
 
 
 def product(weights, factors, hidden):
@@ -120,7 +111,7 @@ class Reference:
     def __init__(self, q, k, v, d_o, scale, diagonal=None):
         self.dtype = q.dtype
         given = q, k, v, d_o, scale, diagonal
-        self.exact, self.magnitudes, self.peaks, self.largest = differentiate(*given, torch.float64, torch.float64, True)
+        self.exact, self.magnitudes, self.largest = differentiate(*given, torch.float64, torch.float64, True)
         self.twin = differentiate(*given, FP32, q.dtype)
         info = torch.finfo(q.dtype)
         (len_q, dim), len_kv, group = q.shape[2:], k.shape[2], q.shape[1] // max(1, k.shape[1])
@@ -178,7 +169,6 @@ class Reference:
 
     def _compare(self, name, index, out):
         exact, twin, size = self.exact[index], self.twin[index].double(), self.magnitudes[index]
-        one_rounding = torch.finfo(self.dtype).eps / 2 * self.peaks[index][..., :1]
         if out.shape != exact.shape:
             return Verdict(failure=f"{name} has the shape {tuple(out.shape)}, not {tuple(exact.shape)}")
         if not out.numel():
@@ -191,9 +181,7 @@ class Reference:
         def nearby(t):
             return largest_nearby(torch.where(finite & t.isfinite(), t.abs(), 0))
 
-        # Where few keys carry a row, the twin may be right by luck: one rounding of P or dS is nobody's fault.
         allowed = FACTOR * nearby(twin - exact) + 3 * ulp(self.dtype, nearby(exact)) + self.room * nearby(size)
-        allowed += one_rounding
         allowed[:, :, self.unseen[min(index, 1)]] = 0
         error = torch.where(finite, (out - exact).abs(), 0)
         # NaN and infinities agree by kind and place.
