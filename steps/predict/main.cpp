@@ -11,7 +11,6 @@
 #include <fstream>
 #include <iostream>
 #include <optional>
-#include <regex>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -30,6 +29,13 @@ constexpr const char* kHelp =
     "\n"
     "Numbers may be written 12, 98,304, 1/2048 or 6.4e9. An empty line skips a number, q ends.\n";
 
+// "1. How many bytes" as "How many bytes"; nothing for a line that begins no item of a numbered list.
+std::optional<std::string> numbered_item(const std::string& line) {
+    const auto digits = line.find_first_not_of("0123456789");
+    if (digits == 0 || digits == std::string::npos || line.compare(digits, 2, ". ") != 0) return std::nullopt;
+    return line.substr(digits + 2);
+}
+
 // The lesson's title, and its questions by their number.
 struct Lesson {
     std::string title, path;
@@ -44,15 +50,13 @@ Lesson read_lesson(const std::string& step) {
         lesson.path = (entry.path() / "README.md").string();
         std::ifstream file(lesson.path);
         bool in_section = false;
-        const std::regex item(R"(^\d+\. (.*)$)");
         for (std::string line; std::getline(file, line);) {
             if (line.rfind("# ", 0) == 0 && lesson.title.empty()) lesson.title = line.substr(2);
             if (line.rfind("<details>", 0) == 0 || (in_section && line.rfind("## ", 0) == 0)) break;
-            std::smatch match;
             if (line == "## Predict") {
                 in_section = true;
-            } else if (in_section && std::regex_match(line, match, item)) {
-                lesson.questions.push_back(match[1]);
+            } else if (const auto question = numbered_item(line); in_section && question) {
+                lesson.questions.push_back(*question);
             } else if (in_section && !lesson.questions.empty() && !line.empty()) {
                 lesson.questions.back() += " " + line.substr(line.find_first_not_of(' '));
             }
