@@ -1,65 +1,13 @@
 // Backward calls that must be refused: one change to a good call each.
-#include <algorithm>
-#include <cstdint>
-#include <limits>
-#include <stdexcept>
-
 #include "common/testing/backward_conformance.hpp"
+#include "common/testing/bad_arguments.hpp"
 
 namespace flash::testing {
 namespace {
 
-template <class T> struct BadArgument {
-    std::string what;
-    std::string named;  // what the sentence must contain
-    BackwardEdit<T> edit;
-    bool applies = true;
-};
-
-template <class P> P shifted(P pointer, std::intptr_t bytes) {
-    return reinterpret_cast<P>(reinterpret_cast<std::intptr_t>(pointer) + bytes);
-}
-
-template <class T> std::vector<BadArgument<T>> bad_sizes(const Capabilities& can) {
+template <class T> std::vector<BadArgument<BackwardArgs<T>>> bad_tensors(const Capabilities& can) {
     using Args = BackwardArgs<T>;
-    constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-    constexpr float kInf = std::numeric_limits<float>::infinity();
     constexpr int kMaxInt = std::numeric_limits<int>::max();
-    return {
-        {"a negative batch", "shape.batch is -1", [](Args& a) { a.shape.batch = -1; }},
-        {"negative query heads", "shape.heads_q is -4", [](Args& a) { a.shape.heads_q = -4; }},
-        {"negative key heads", "shape.heads_kv is -2", [](Args& a) { a.shape.heads_kv = -2; }},
-        {"a negative query length", "shape.len_q is -1", [](Args& a) { a.shape.len_q = -1; }},
-        {"a negative key length", "shape.len_kv is -1", [](Args& a) { a.shape.len_kv = -1; }},
-        {"a negative head dimension", "shape.head_dim is -8", [](Args& a) { a.shape.head_dim = -8; }},
-        {"key heads that do not divide the query heads", "shape.heads_kv is 3",
-         [](Args& a) { a.shape.heads_kv = 3; }},
-        {"no key heads for some query heads", "shape.heads_kv is 0", [](Args& a) { a.shape.heads_kv = 0; }},
-        {"a head dimension that is too large", "shape.head_dim is",
-         [can](Args& a) { a.shape.head_dim = can.max_head_dim + can.head_dim_multiple; }},
-        {"a head dimension of the wrong multiple", "shape.head_dim is", [](Args& a) { --a.shape.head_dim; },
-         can.head_dim_multiple > 1},
-        {"more queries and keys than 32-bit indices reach", "shape.len_q + shape.len_kv is",
-         [](Args& a) { a.shape.len_q = a.shape.len_kv = kMaxInt - 8; }},
-        {"sizes whose product overflows", "more than 2^63 bytes",
-         [](Args& a) {
-             a.shape.batch = a.shape.heads_q = a.shape.heads_kv = kMaxInt;
-             a.shape.len_q = kMaxInt / 2;
-             a.dq.stride_row = a.shape.head_dim;
-             a.dq.stride_head = a.dq.stride_row * kMaxInt;
-             a.dq.stride_batch = std::numeric_limits<std::int64_t>::max() / 8 * 8;
-         }},
-        {"strides whose span overflows", "d_o spans more than 2^63 bytes",
-         [](Args& a) { a.d_o.stride_batch = std::int64_t{1} << 62; }},
-        {"A10: scale 0", "scale is 0", [](Args& a) { a.scale = 0; }},
-        {"A10: scale -1", "scale is -1", [](Args& a) { a.scale = -1; }},
-        {"a scale of NaN", "scale is", [](Args& a) { a.scale = kNan; }},
-        {"an infinite scale", "scale is inf", [](Args& a) { a.scale = kInf; }},
-    };
-}
-
-template <class T> std::vector<BadArgument<T>> bad_tensors(const Capabilities& can) {
-    using Args = BackwardArgs<T>;
     return {
         {"null Q", "q.data is null", [](Args& a) { a.q.data = nullptr; }},
         {"null K", "k.data is null", [](Args& a) { a.k.data = nullptr; }},
@@ -95,11 +43,21 @@ template <class T> std::vector<BadArgument<T>> bad_tensors(const Capabilities& c
          [](Args& a) { a.dv.data = reinterpret_cast<T*>(const_cast<float*>(a.lse)); }},
         {"dK in the place of dV", "dk overlaps dv", [](Args& a) { a.dk = a.dv; }},
         {"dQ in the place of dK", "dq overlaps", [](Args& a) { a.dq.data = a.dk.data; }},
+        {"sizes whose product overflows", "more than 2^63 bytes",
+         [](Args& a) {
+             a.shape.batch = a.shape.heads_q = a.shape.heads_kv = kMaxInt;
+             a.shape.len_q = kMaxInt / 2;
+             a.dq.stride_row = a.shape.head_dim;
+             a.dq.stride_head = a.dq.stride_row * kMaxInt;
+             a.dq.stride_batch = std::numeric_limits<std::int64_t>::max() / 8 * 8;
+         }},
+        {"strides whose span overflows", "d_o spans more than 2^63 bytes",
+         [](Args& a) { a.d_o.stride_batch = std::int64_t{1} << 62; }},
     };
 }
 
 // For steps that need a workspace.
-template <class T> std::vector<BadArgument<T>> bad_workspaces() {
+template <class T> std::vector<BadArgument<BackwardArgs<T>>> bad_workspaces() {
     using Args = BackwardArgs<T>;
     return {
         {"no workspace", "workspace.data is null", [](Args& a) { a.workspace = nullptr; }},
@@ -118,23 +76,12 @@ template <class T> bool nothing_written(const BackwardCall<T>& before, const Bac
            same_bits(before.dv.memory, after.dv.memory) && before.workspace == after.workspace;
 }
 
-// What is wrong with the step's answer to one bad call; empty when it refuses as it should.
 template <class T>
-std::string answer_to(const BadArgument<T>& bad, const BackwardCall<T>& call, const BackwardStep<T>& step) {
+std::string answer_to(const BadArgument<BackwardArgs<T>>& bad, const BackwardCall<T>& call,
+                      const BackwardStep<T>& step) {
     auto run = call;
-    std::string failure = "was accepted";
-    try {
-        step.execute(run, bad.edit);
-    } catch (const std::invalid_argument& refusal) {
-        const std::string sentence = refusal.what();
-        failure = sentence.find(bad.named) != std::string::npos
-                      ? std::string()
-                      : "was refused by a sentence without \"" + bad.named + "\": " + sentence;
-    } catch (const std::exception& error) {
-        failure = std::string("threw something else than std::invalid_argument: ") + error.what();
-    }
-    if (failure.empty() && !nothing_written(call, run))
-        failure = "was refused, but something was written first";
+    const std::string failure = refusal_failure(bad.named, [&] { step.execute(run, bad.edit); });
+    if (failure.empty() && !nothing_written(call, run)) return "was refused, but something was written first";
     return failure;
 }
 
@@ -149,14 +96,8 @@ std::vector<NamedCheck> backward_bad_arguments(const Capabilities& can, const Ba
         const std::int64_t bytes = step.workspace_bytes(good.forward.shape, deterministic);
         auto changes = bad_tensors<T>(can);
         // What does not depend on the mode is asked once.
-        if (!deterministic) {
-            const auto sizes = bad_sizes<T>(can);
-            changes.insert(changes.end(), sizes.begin(), sizes.end());
-        }
-        if (bytes > 0) {
-            const auto workspaces = bad_workspaces<T>();
-            changes.insert(changes.end(), workspaces.begin(), workspaces.end());
-        }
+        if (!deterministic) append(changes, bad_sizes<BackwardArgs<T>>(can));
+        if (bytes > 0) append(changes, bad_workspaces<T>());
         for (const auto& change : changes) {
             if (!change.applies) continue;
             const std::string mode = deterministic ? ", in deterministic mode" : "";

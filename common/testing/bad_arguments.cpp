@@ -1,46 +1,13 @@
-// Calls that must be refused: one change to a good call each.
-#include <cstdint>
-#include <limits>
-#include <stdexcept>
-
-#include "common/testing/conformance.hpp"
+// Forward calls that must be refused: one change to a good call each.
+#include "common/testing/bad_arguments.hpp"
 
 namespace flash::testing {
 namespace {
 
-template <class T> struct BadArgument {
-    std::string what;
-    std::string named;  // what the sentence must contain
-    Edit<T> edit;
-    bool applies = true;
-};
-
-template <class P> P shifted(P pointer, std::intptr_t bytes) {
-    return reinterpret_cast<P>(reinterpret_cast<std::intptr_t>(pointer) + bytes);
-}
-
-template <class T> std::vector<BadArgument<T>> changes(const Capabilities& can) {
+template <class T> std::vector<BadArgument<ForwardArgs<T>>> bad_tensors(const Capabilities& can) {
     using Args = ForwardArgs<T>;
-    constexpr float kInf = std::numeric_limits<float>::infinity();
     constexpr int kMaxInt = std::numeric_limits<int>::max();
     return {
-        {"a negative batch", "shape.batch is -1", [](Args& a) { a.shape.batch = -1; }},
-        {"negative query heads", "shape.heads_q is -4", [](Args& a) { a.shape.heads_q = -4; }},
-        {"negative key heads", "shape.heads_kv is -2", [](Args& a) { a.shape.heads_kv = -2; }},
-        {"a negative query length", "shape.len_q is -1", [](Args& a) { a.shape.len_q = -1; }},
-        {"a negative key length", "shape.len_kv is -1", [](Args& a) { a.shape.len_kv = -1; }},
-        {"a negative head dimension", "shape.head_dim is -8", [](Args& a) { a.shape.head_dim = -8; }},
-        {"key heads that do not divide the query heads", "shape.heads_kv is 3",
-         [](Args& a) { a.shape.heads_kv = 3; }},
-        {"no key heads for some query heads", "shape.heads_kv is 0", [](Args& a) { a.shape.heads_kv = 0; }},
-        {"a head dimension that is too large", "shape.head_dim is",
-         [can](Args& a) { a.shape.head_dim = can.max_head_dim + can.head_dim_multiple; }},
-        {"a head dimension of the wrong multiple", "shape.head_dim is", [](Args& a) { --a.shape.head_dim; },
-         can.head_dim_multiple > 1},
-        {"A10: scale 0", "scale is 0", [](Args& a) { a.scale = 0; }},
-        {"A10: scale -1", "scale is -1", [](Args& a) { a.scale = -1; }},
-        {"a scale of NaN", "scale is", [](Args& a) { a.scale = std::numeric_limits<float>::quiet_NaN(); }},
-        {"an infinite scale", "scale is inf", [](Args& a) { a.scale = kInf; }},
         {"null Q", "q.data is null", [](Args& a) { a.q.data = nullptr; }},
         {"null K", "k.data is null", [](Args& a) { a.k.data = nullptr; }},
         {"null V", "v.data is null", [](Args& a) { a.v.data = nullptr; }},
@@ -64,8 +31,6 @@ template <class T> std::vector<BadArgument<T>> changes(const Capabilities& can) 
         {"L inside O", "o overlaps lse", [](Args& a) { a.lse = reinterpret_cast<float*>(a.o.data); }},
         {"strides whose span overflows", "k spans more than 2^63 bytes",
          [](Args& a) { a.k.stride_batch = std::int64_t{1} << 62; }},
-        {"more queries and keys than 32-bit indices reach", "shape.len_q + shape.len_kv is",
-         [](Args& a) { a.shape.len_q = a.shape.len_kv = kMaxInt - 8; }},
         {"sizes whose product overflows", "o spans more than 2^63 bytes",
          [](Args& a) {
              a.shape.batch = a.shape.heads_q = a.shape.heads_kv = kMaxInt;
@@ -91,31 +56,36 @@ template <class T> bool all_canary(const ForwardCall<T>& call) {
     return true;
 }
 
-// What is wrong with the step's answer to one bad call; empty when it refuses as it should.
 template <class T>
-std::string answer_to(const BadArgument<T>& bad, ForwardCall<T>& call, const Execute<T>& execute) {
-    std::string failure = "was accepted";
-    try {
-        execute(call, bad.edit);
-    } catch (const std::invalid_argument& refusal) {
-        const std::string sentence = refusal.what();
-        failure = sentence.find(bad.named) != std::string::npos
-                      ? std::string()
-                      : "was refused by a sentence without \"" + bad.named + "\": " + sentence;
-    } catch (const std::exception& error) {
-        failure = std::string("threw something else than std::invalid_argument: ") + error.what();
-    }
-    if (failure.empty() && !all_canary(call)) failure = "was refused, but something was written first";
+std::string answer_to(const BadArgument<ForwardArgs<T>>& bad, ForwardCall<T>& call,
+                      const Execute<T>& execute) {
+    const std::string failure = refusal_failure(bad.named, [&] { execute(call, bad.edit); });
+    if (failure.empty() && !all_canary(call)) return "was refused, but something was written first";
     return failure;
 }
 
 }  // namespace
 
+std::string refusal_failure(const std::string& named, const std::function<void()>& call) {
+    try {
+        call();
+    } catch (const std::invalid_argument& refusal) {
+        const std::string sentence = refusal.what();
+        if (sentence.find(named) != std::string::npos) return {};
+        return "was refused by a sentence without \"" + named + "\": " + sentence;
+    } catch (const std::exception& error) {
+        return std::string("threw something else than std::invalid_argument: ") + error.what();
+    }
+    return "was accepted";
+}
+
 template <class T> std::vector<NamedCheck> bad_arguments(const Capabilities& can, const Execute<T>& execute) {
     const int head_dim = can.head_dim_multiple > 1 ? can.head_dim_multiple : 8;
     const ForwardCase good{"", {2, 4, 2, 5, 6, head_dim}};
+    auto changes = bad_sizes<ForwardArgs<T>>(can);
+    append(changes, bad_tensors<T>(can));
     std::vector<NamedCheck> checks;
-    for (const auto& change : changes<T>(can)) {
+    for (const auto& change : changes) {
         if (!change.applies) continue;
         checks.push_back({change.what + " is refused", [=] {
                               auto call = make_call<T>(good, can.aligned);
