@@ -163,6 +163,8 @@ def main(arguments=None):
     parser.add_argument("--library", type=pathlib.Path)
     parser.add_argument("--steps", type=int)
     options = parser.parse_args(arguments)
+    if options.steps is not None and options.steps < 2:
+        parser.error(f"--steps is {options.steps}; whether a loss falls takes at least 2")
     try:
         library = flash_steps.Library(options.library)
     except flash_steps.FlashStepsError as error:

@@ -153,7 +153,11 @@ def parse(arguments):
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--show", metavar="NAME")
     parser.add_argument("--update", action="store_true")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.jobs < 1:
+        parser.error(f"--jobs is {options.jobs}; it must be at least 1")
+    options.step = [step.split("_")[0].zfill(2) for step in options.step or []]
+    return options
 
 
 def chosen(variants, options):
@@ -164,8 +168,11 @@ def chosen(variants, options):
     for name in names or []:
         if name not in known:
             raise BadVariant(f"no variant is called '{name}'; --list lists them")
+    for step in options.step:
+        if step not in (steps := {v.number for v in variants}):
+            raise BadVariant(f"step {step} has no broken variants; those of {min(steps)} to {max(steps)} have some")
     if not found:
-        raise BadVariant("no variant is chosen")
+        raise BadVariant(f"no variant of step {' or '.join(options.step)} is called '{' or '.join(names)}'")
     return found
 
 
@@ -206,5 +213,7 @@ def main(arguments):
 if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
-    except BadVariant as error:
+    except (BadVariant, OSError) as error:
         sys.exit(str(error))
+    except KeyboardInterrupt:
+        os._exit(130)  # not waiting for the variants that are still to run

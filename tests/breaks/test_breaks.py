@@ -1,6 +1,8 @@
 """The broken variants' headers and patches, what is generated from them, and the runner's own parts."""
 
+import contextlib
 import dataclasses
+import io
 import pathlib
 import shutil
 import tempfile
@@ -299,6 +301,19 @@ class Choosing(unittest.TestCase):
     def test_names_that_do_not_exist_are_refused(self):
         with self.assertRaisesRegex(BadVariant, "no variant is called 'nonsense'"):
             run.chosen(all_variants(), run.parse(["--variant", "nonsense"]))
+        with self.assertRaisesRegex(BadVariant, "step 77 has no broken variants; those of 01 to "):
+            run.chosen(all_variants(), run.parse(["--step", "77"]))
+        with self.assertRaisesRegex(BadVariant, "no variant of step 02 is called 'missing_barrier'"):
+            run.chosen(all_variants(), run.parse(["--step", "02", "--variant", "missing_barrier"]))
+
+    def test_a_step_may_be_written_short_or_long(self):
+        self.assertEqual(run.parse(["--step", "5", "--step", "06_tensor_cores"]).step, ["05", "06"])
+
+    def test_no_job_at_all_is_refused(self):
+        said = io.StringIO()
+        with self.assertRaises(SystemExit), contextlib.redirect_stderr(said):
+            run.parse(["--jobs", "0"])
+        self.assertIn("--jobs is 0; it must be at least 1", said.getvalue())
 
     def test_steps_and_names_choose_together(self):
         chosen = run.chosen(all_variants(), run.parse(["--step", "02", "--step", "05", "--variant", "maximum_overwritten"]))

@@ -66,9 +66,10 @@ class Progress:
         self.folder = folder
         self.path = folder / STATE
         try:
-            self.passed = json.loads(self.path.read_text(encoding="utf-8"))
+            passed = json.loads(self.path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            self.passed = {}
+            passed = {}
+        self.passed = passed if isinstance(passed, dict) else {}
 
     @staticmethod
     def digest(paths):
@@ -137,7 +138,7 @@ def build(exercise, files, tree, terminal):
         words = [str(word).replace(",-Werror", "") for word in words if not str(word).startswith("-Werror")]
         if terminal.is_coloured:
             words[-4:-4] = ["-fdiagnostics-color=always"]
-        made = subprocess.run(words, cwd=tree.directory, capture_output=True, text=True)
+        made = subprocess.run(words, cwd=tree.directory, capture_output=True, text=True, errors="replace")
         if made.returncode:
             print(f"{terminal.bad('It does not compile.')} {relative(file)}:\n")
             lines = (made.stderr + made.stdout).replace(str(file), relative(file)).splitlines()
@@ -149,7 +150,7 @@ def build(exercise, files, tree, terminal):
     program = workplace / target
     replaced = [(f"step{exercise.number}", file) for file in files]
     words = without_members(link_with(tree.link_command(target), objects, program), tree, replaced, workplace)
-    made = subprocess.run(words, cwd=tree.directory, capture_output=True, text=True)
+    made = subprocess.run(words, cwd=tree.directory, capture_output=True, text=True, errors="replace")
     if made.returncode:
         print(f"{terminal.bad('It compiles but does not link:')}\n\n{(made.stderr + made.stdout).strip()[:3000]}")
         sys.exit(1)
@@ -167,7 +168,8 @@ class Outcome:
         words += [f"-tce={filters(without)}"] if without else []
         self.cases, self.failed, self.expected, self.got, self.where, self.case = 0, "", "", "", "", ""
         try:
-            ran = subprocess.run(words, cwd=program.parent, capture_output=True, text=True, timeout=TIMEOUT)
+            ran = subprocess.run(words, cwd=program.parent, capture_output=True, text=True, errors="replace",
+                                 timeout=TIMEOUT)
         except subprocess.TimeoutExpired:
             self.failed, self.expected = "the run", f"an end within {TIMEOUT} seconds"
             self.got = "none: is there a loop that never ends?"
@@ -345,7 +347,7 @@ def main():
 if __name__ == "__main__":
     try:
         main()
-    except BadVariant as error:
+    except (BadVariant, OSError) as error:
         sys.exit(str(error))
     except KeyboardInterrupt:
         sys.exit(130)

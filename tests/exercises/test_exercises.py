@@ -195,6 +195,25 @@ class Way(unittest.TestCase):
         self.assertNotIn("-fsanitize", result.stdout + result.stderr)
         self.assertNotIn("Traceback", result.stderr)
 
+    def test_letters_that_are_no_UTF_8_are_shown_as_the_compiler_met_them(self):
+        self.run_step("02")
+        (self.folder / "02_online_softmax" / "softmax.cpp").write_bytes(b"int \xe9t\xe9 = ;\n")
+        result = self.run_step("02")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("It does not compile.", result.stdout)
+        self.assertNotIn("Traceback", result.stderr)
+
+    def test_progress_of_another_shape_counts_as_none(self):
+        self.folder.mkdir()
+        (self.folder / "progress.json").write_text("[]", encoding="utf-8")
+        self.assertIn("[ ] 01_safe_softmax        to do   <- this one", self.run_step("").stdout)
+
+    def test_a_folder_that_cannot_be_made_is_one_sentence(self):
+        self.folder = pathlib.Path("/dev/null")
+        result = self.run_step("01")
+        self.assertEqual(result.returncode, 1)
+        self.assertRegex(result.stderr, r"^[^\n]*/dev/null/01_safe_softmax'\n$")
+
     def test_an_empty_file_is_not_given_the_solutions_functions(self):
         self.run_step("01")
         file = self.folder / "01_safe_softmax" / "softmax.cpp"
