@@ -7,7 +7,7 @@ import results
 
 BESIDE_PEERS = "beside peers"  # a variant, and the end of those of the backward
 FAST, DETERMINISTIC = (f"{mode} {BESIDE_PEERS}" for mode in ("fast", "deterministic"))
-FLASH = "SDPA flash"
+FLASH, CUDNN = "SDPA flash", "SDPA cuDNN"
 SUMMARIES = (  # ops that have tables of their own
     "sweep",
     "ablation",
@@ -100,6 +100,29 @@ def backward_summary(rows):
                 numbers = f"{statistics.geometric_mean(speed):.3f}", f"{min(speed):.3f}"
                 lines.append([words, " and ".join(map(str, dims)), str(len(speed)), *numbers])
     return ["ratio of speeds", "D", "problems", "geometric mean", "lowest"], lines
+
+
+def against_flash(rows):
+    """Speed of the last forward, of the backward and of both, as ratios to SDPA flash: geometric mean and lowest over lengths
+    and masks, by head dimension; cuDNN beside them."""
+    ops = {"forward": "forward", "backward": "backward", "forward_backward": "forward and backward"}
+    of_version = {}
+    for op, words in ops.items():
+        for case, metrics in of_op(rows, op):
+            is_last = case["step"] in ("08", "09") and BESIDE_PEERS in case["variant"]
+            if "ratio_to_sdpa_flash" in metrics and (is_last or case["variant"] == CUDNN):
+                mode = case["variant"].removesuffix(BESIDE_PEERS).strip()
+                who = f"step {case['step']}" + (f", {mode}" if mode else "") if case["step"] else CUDNN
+                ratios = of_version.setdefault(f"{words}: {who}", {})
+                ratios.setdefault(case["D"], []).append(metrics["ratio_to_sdpa_flash"]["median"])
+    groups, lines = ([64], [128], [64, 128], [256]), []
+    for version, ratios in of_version.items():
+        cells = []
+        for dims in groups:
+            some = [ratio for dim in dims for ratio in ratios.get(dim, [])]
+            cells.append(f"{statistics.geometric_mean(some):.2f} ({min(some):.2f})" if some else "")
+        lines.append([version, *cells])
+    return ["speed / SDPA flash", *(f"D = {' and '.join(map(str, dims))}" for dims in groups)], lines
 
 
 def scientific(value):

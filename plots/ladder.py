@@ -322,6 +322,7 @@ def measured_on(rows):
     """One line that names machine, compiler, commit and date of some rows."""
     first = rows[0]
     devices, commits = (list(dict.fromkeys(row[name] for row in rows)) for name in ("device", "commit"))
+    commits = [commit.replace("+changes", " with changes") for commit in commits]
     return (
         f"Measured on {first['machine']} ({', '.join(devices)}), {first['compiler']}, {first['flags']}, "
         f"commit{'s' if len(commits) > 1 else ''} {', '.join(commits)}, {first['date']}; medians."

@@ -6,10 +6,12 @@
 A block stands between <!-- generated:NAME --> and <!-- /generated -->. NAME is one of
 
     ladder            every step on one problem
+    against_flash     the last steps' speed against SDPA flash, summed up
     peers             steps and PyTorch's attention in one process
     measure-NN        the measurements of step NN
     ablation-NN       step NN with one idea undone at a time
     backward_table    step 09's backward and PyTorch's in one process
+    backward_summary  its ratios summed up
     forward_backward  the same with the forward
     backward_modes    step 09's fast and deterministic mode
     gradient_error    errors of gradients against double precision, by type and length
@@ -134,6 +136,7 @@ def block(name, path, all_rows):
     tables = {
         "ladder": (lambda rows: linked(*ladder.ladder(rows)), lambda row: row["step"]),
         "peers": (gpu_tables.peers, lambda row: row["op"] != "lie" and (not row["step"] or row["variant"] == gpu_tables.BESIDE_PEERS)),
+        "against_flash": (gpu_tables.against_flash, lambda row: row["backend"] == "cuda" and row["dtype"] == "bf16"),
         "profile": (gpu_tables.profile, lambda row: row["op"] == "profile"),
         "backward_table": (gpu_tables.backward, lambda row: row["op"] == "backward" and beside_or_peer(row)),
         "backward_summary": (gpu_tables.backward_summary, lambda row: row["op"] == "backward" and beside_or_peer(row)),

@@ -41,6 +41,17 @@ class Tables(unittest.TestCase):
         self.assertEqual(lines[0][:3] + lines[0][5:], ["64", "none", "1024", "75 %", "264 KiB", "8 KiB"])
         self.assertEqual(header[5], "its speed")
 
+    def test_ratios_to_sdpa_flash_are_summed_up_by_version_and_head_dimension(self):
+        header, lines = gpu_tables.against_flash(self.rows)
+        self.assertEqual(header, ["speed / SDPA flash", "D = 64", "D = 128", "D = 64 and 128", "D = 256"])
+        cells = {line[0]: line[1:] for line in lines}
+        self.assertEqual(cells["backward: step 09, fast"], ["1.60 (1.60)", "1.60 (1.60)", "1.60 (1.60)", ""])
+        self.assertEqual(cells["backward: SDPA cuDNN"][0], "2.00 (2.00)")
+        slower = [dict(row, median=0.4) if (row["metric"], row["variant"], row["D"], row["Nk"], row["mask"]) == (
+            "ratio_to_sdpa_flash", gpu_tables.FAST, 64, 1024, "none") else row for row in self.rows]
+        cells = {line[0]: line[1:] for line in gpu_tables.against_flash(slower)[1]}
+        self.assertEqual(cells["backward: step 09, fast"][:2], ["1.13 (0.40)", "1.60 (1.60)"])
+
     def test_a_problem_that_lacks_a_mode_has_no_line(self):
         some = [row for row in self.rows if (row["variant"], row["Nk"]) != (gpu_tables.DETERMINISTIC, 4096)]
         self.assertEqual({line[2] for line in gpu_tables.backward_modes(some)[1]}, {"1024"})
