@@ -20,7 +20,7 @@ import pictures_lessons
 import pictures_step09
 import pictures_study
 import results
-from drawing import INK, STYLES, Skip, axis_of_lengths, needed, plt, save, style
+from drawing import INK, STYLES, Skip, axis_of_lengths, needed, panels_over_legend, plt, save, style
 
 VERSIONS = {"full": STYLES[0], "tiled": STYLES[1], "simd": STYLES[2]}
 
@@ -112,30 +112,32 @@ def share_of_peak(rows):
 
 
 def io_model(rows):
-    counted = [
-        row for row in results.series(rows, "traffic_per_launch", op="forward", mask="none") if row["D"] == 64
-    ]
+    attention = [row for row in rows if row["op"] in ("forward", "backward")]
+    counted = results.series(attention, "traffic_per_launch", mask="none", D=64)
     needed(counted, "counted traffic (the emulator's)")
     dtype = "bf16" if any(row["dtype"] == "bf16" for row in counted) else counted[0]["dtype"]
     lines = {}  # steps that move the same bytes share a line
     for step, variant in sorted({(row["step"], row["variant"]) for row in counted if row["dtype"] == dtype}):
-        wanted = {"step": step, "variant": variant, "op": "forward", "mask": "none", "dtype": dtype, "D": 64}
+        wanted = {"step": step, "variant": variant, "mask": "none", "dtype": dtype, "D": 64}
         # Where there is a formula for a block, it is the one with the re-reads of K and V in it.
-        level = "per_block" if results.series(rows, "model_per_block", **wanted) else "per_launch"
-        found = {m: results.series(rows, f"{m}_{level}", **wanted) for m in ("model", "traffic")}
+        level = "per_block" if results.series(attention, "model_per_block", **wanted) else "per_launch"
+        found = {m: results.series(attention, f"{m}_{level}", **wanted) for m in ("model", "traffic")}
         points = {m: tuple((row["Nk"], row["median"]) for row in found[m]) for m in found}
-        lines.setdefault((level, points["model"], points["traffic"]), []).append(step)
-    fig, ax = plt.subplots()
+        words = step if found["traffic"][0]["op"] == "forward" else f"{step}, backward, {variant}"
+        lines.setdefault((level, points["model"], points["traffic"]), []).append(words)
+    fig, panels, legend = panels_over_legend(1, (7.2, 4.8), 0.8)
+    (ax,) = panels
     lengths = set()
-    for look, ((level, model, traffic), steps) in zip(STYLES * 3, lines.items()):
+    for look, ((level, model, traffic), steps) in zip([*STYLES, {"color": INK, "marker": "v", "linestyle": "-"}], lines.items()):
         name = f"step{'s' if len(steps) > 1 else ''} {', '.join(steps)}, {level.replace('_', ' ')}"
-        ax.plot(*zip(*model), label=f"{name}: formula", **{**look, "marker": "none"})
-        ax.plot(*zip(*traffic), label=f"{name}: counted", **{**look, "linestyle": "none"})
+        ax.plot(*zip(*model), **{**look, "marker": "none"})
+        ax.plot(*zip(*traffic), **{**look, "linestyle": "none"})
+        ax.plot([], [], label=name, **look)
         lengths.update(n for n, _ in traffic)
     ax.set_yscale("log")
-    ax.set_ylabel(f"bytes a head ({dtype}, D = 64)")
+    ax.set_ylabel(f"bytes a head ({dtype}, D = 64)\nlines: formula, points: counted")
     axis_of_lengths(ax, sorted(lengths))
-    ax.legend(fontsize=10)
+    legend(ncol=2)
     return fig
 
 
