@@ -209,6 +209,7 @@ class Outcome:
             if element.tag != "Expression" or element.get("success") == "true":
                 continue
             original, expanded = ((element.findtext(tag) or "").strip() for tag in ("Original", "Expanded"))
+            expanded = re.sub(r"Approx\( *(.*?) *\)", r"about \1", expanded)  # doctest's spelling
             self.where = f"{pathlib.Path(element.get('filename', '')).name}:{element.get('line')}"
             self.expected, self.got = original, expanded
             notes = [" ".join((note.text or "").split()) for note in element.iter("Info")]
