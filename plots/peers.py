@@ -8,7 +8,8 @@
 --large      long sequences, many heads, offsets beyond 32 bits
 --gradients  the same checks of step 09's gradients, long sequences included; rows of their errors
 --backward   step 09's backward and PyTorch's taken in turn, alone and with the forward; rows of times and memory
-Without any of these: all of them. Rows carry $FLASH_STEPS_MACHINE and $FLASH_STEPS_COMMIT where they are set. Ends with 1 when a step is wrong, with 77 where there is no GPU or no PyTorch.
+Without any of these: all of them. Rows carry $FLASH_STEPS_MACHINE and $FLASH_STEPS_COMMIT where they are set. Ends with 1
+when a step is wrong, with 77 where there is no GPU or no PyTorch.
 """
 
 import argparse
@@ -24,7 +25,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "steps" / "library"), str(ROOT / "plots")]
 
-from results import COLUMNS  # noqa: E402
+from results import COLUMNS, ResultsError  # noqa: E402
 
 SKIPPED = 77
 
@@ -57,9 +58,17 @@ class Results:
 
     def __init__(self, path, environment):
         self.path, self.environment = path, environment
-        if path and (not path.exists() or path.stat().st_size == 0):
+        if not path:
+            return
+        if not path.exists() or path.stat().st_size == 0:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._append(COLUMNS)
+            return
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if text.partition("\n")[0] != ",".join(COLUMNS):
+            raise ResultsError(f"'{path}' is no results file: its first line is not the header of one")
+        if not text.endswith("\n"):
+            raise ResultsError(f"'{path}' ends within a line; complete or remove that line first")
 
     def _append(self, fields):
         with self.path.open("a", newline="", encoding="utf-8") as file:
@@ -150,7 +159,10 @@ def main(arguments=None):
     torch.set_float32_matmul_precision("highest")  # no TF32 in references
     torch.set_grad_enabled(False)
     environment = environment_of(torch)
-    results = Results(options.csv, environment)
+    try:
+        results = Results(options.csv, environment)
+    except (ResultsError, OSError) as error:
+        sys.exit(f"peers.py: {error}")
     steps = [s for s in library.steps if (s in options.steps if options.steps else 4 <= s <= 8)]
     checker = peer_checks.Checker(library, steps, "cuda", results.say)
     chosen = options.check, options.time, options.memory, options.large, options.gradients, options.backward

@@ -296,5 +296,5 @@ def main(arguments):
 if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
-    except ProfileError as error:
+    except (ProfileError, peers.ResultsError, OSError) as error:
         sys.exit(f"profile_steps.py: {error}")

@@ -15,6 +15,7 @@ import sample
 import experiments
 import gpu_tables
 import ladder
+import peers
 import readme
 import results
 import studies
@@ -60,6 +61,26 @@ class Reading(unittest.TestCase):
         header = (sample.ROOT / "common" / "bench" / "results.hpp").read_text()
         joined = header.replace('"\n    "', "")
         self.assertIn(f'"{",".join(results.COLUMNS)}"', joined)
+
+
+class Writing(unittest.TestCase):
+    """What peers.py and profile_steps.py append to."""
+
+    def test_rows_are_appended_to_results_files_only(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "new" / "x.csv"
+            peers.Results(path, ())
+            self.assertEqual(path.read_text(), ",".join(results.COLUMNS) + "\n")
+            peers.Results(path, ())
+            self.assertEqual(path.read_text(), ",".join(results.COLUMNS) + "\n")
+            for contents, words in (
+                ("a,b\n1,2\n", "no results file"),
+                (",".join(results.COLUMNS) + "\n05,forw", "ends within a line"),
+            ):
+                path.write_text(contents)
+                with self.assertRaisesRegex(results.ResultsError, words):
+                    peers.Results(path, ())
+                self.assertEqual(path.read_text(), contents)
 
 
 class Tables(unittest.TestCase):
