@@ -26,8 +26,8 @@ template <int HEAD_DIM> __device__ __forceinline__ int swizzled(int row, int chu
     return row * HEAD_DIM * 2 + (chunk ^ (row / (8 / PERIOD) % PERIOD)) * 16;
 }
 
-// The place `chunks` (an even number) further along the same row: an xor inside the period, an addition
-// beyond it.
+// The place `chunks` further along the same row, if adding them to the chunk of `address` carries nothing
+// (from chunk 0 or 1: any even number): an xor inside the period, an addition beyond it.
 template <int HEAD_DIM>
 __device__ __forceinline__ std::uint32_t along_row(std::uint32_t address, int chunks) {
     constexpr int PERIOD = HEAD_DIM % 64 == 0 ? 8 : 4;
