@@ -65,9 +65,8 @@ template <class T> class SoftmaxBench {
         const std::vector<Variant> variants = {
             {"softmax, one kernel", stays_on_chip ? 2 : 3, 0,
              [this] { step04::softmax_fused(x_.data(), y_.data(), rows_, cols_); }},
-            {"softmax, four kernels", 6,
-             4,  // max reads; exp reads, writes; sum reads; division reads, writes
-             [this] {
+            // max reads; exp reads, writes; sum reads; division reads, writes
+            {"softmax, four kernels", 6, 4, [this] {
                  step04::softmax_unfused(x_.data(), y_.data(), row_max_.data(), row_sum_.data(), rows_,
                                          cols_);
              }}};
