@@ -1,5 +1,5 @@
 // Step 02 measured: three passes over a row against one pass and an output pass. One pass less is not less
-// time here: an element costs three exps instead of two, and each update waits for the one before.
+// time here: an element costs three exps instead of two, and a call of rescale.
 #include <algorithm>
 #include <cmath>
 
