@@ -12,8 +12,9 @@ namespace flash::step08 {
 // Extra memory: none beyond L. Runs from sm_80 on; bitwise equal from run to run.
 // Scaled scores must stay below 2^24 in size: the exponent is one multiply-add from a rounded maximum, and
 // beyond that its rounding no longer fits into P, so O and L are unspecified (steps 03 to 07 subtract first
-// and have no such limit). Throws std::invalid_argument on a bad argument before anything is written,
-// std::runtime_error on a CUDA error. Source: Dao, "FlashAttention-2" (2023), algorithm 1.
+// and have no such limit). scale itself must stay below 2.358e38, so that scale log2(e) is finite. Throws
+// std::invalid_argument on a bad argument before anything is written, std::runtime_error on a CUDA error.
+// Source: Dao, "FlashAttention-2" (2023), algorithm 1.
 template <class T> void attention_forward(const ForwardArgs<T>& args);
 
 }  // namespace flash::step08

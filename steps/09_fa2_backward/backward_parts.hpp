@@ -16,8 +16,8 @@ inline constexpr Limits kLimits{"step 09", largest_head_dim(), 8, true};
 inline constexpr float kLog2E = 1.4426950408889634f;
 
 // The workspace: for every query row, fp32 and padded to rows_per_head rows a head.
-//   row_shift: minus L log2(e), so that P = 2^(score log2(e) + row_shift). Minus infinity, so that P is 0,
-//     for rows past the end and for rows that see no key
+//   row_shift: minus L log2(e), so that P = 2^(score scale log2(e) + row_shift). Minus infinity, so that P
+//     is 0, for rows past the end and for rows that see no key
 //   delta: rowsum(dO o O)
 //   dq: rows_per_head x HEAD_DIM sums of dS K, not yet scaled, in the order of mma accumulators: 16 rows and
 //     8 columns are 32 lanes x 4 values. Null in the deterministic mode.
