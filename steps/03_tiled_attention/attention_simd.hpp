@@ -14,9 +14,9 @@ namespace flash::step03 {
 // common/attention.hpp.
 //
 // Extra memory: K and V are copied once per key head into the order the inner loops read, so unlike
-// attention_forward this needs O(Nk * D): 4 * Nk * (D + D rounded up to 64) bytes a key head, held for as
-// many key heads at a time as there are threads (for more when they are small, up to 4 MB in all). Beside
-// that, 250 KB of stack a thread.
+// attention_forward this needs O(Nk * D): 4 * (Nk rounded up * D + Nk * D rounded up) bytes a key head,
+// rounded to the kernel's strip of at most 64, held for as many key heads at a time as there are threads
+// (for more when they are small, up to 4 MB in all). Beside that, 250 KB of stack a thread.
 void attention_simd(const ForwardArgs<float>& args);
 
 // The same with an instruction set of the caller's choice, one of simd_instruction_sets().
