@@ -53,14 +53,6 @@ template <class T> class BackwardFaults {
         return make_backward_call<T>({{"", shape, mask, storage, pattern, kSeed, scale}, gradient},
                                      can_.aligned);
     }
-    static void set(HostTensor<T>& t, const Value& value) {
-        for (int b = 0; b < t.batch; ++b)
-            for (int h = 0; h < t.heads; ++h)
-                for (int n = 0; n < t.len; ++n)
-                    for (int d = 0; d < t.head_dim; ++d)
-                        t.memory[static_cast<std::size_t>(t.index(b, h, n, d))] =
-                            from_float<T>(value(h, n, d));
-    }
     bool fits(Shape shape) const {
         shape.head_dim = supported_head_dim(shape.head_dim, can_);
         return work_of(shape) <= can_.max_work;

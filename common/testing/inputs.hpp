@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "common/attention.hpp"
@@ -68,6 +69,21 @@ template <class T> struct HostTensor {
 template <class T>
 HostTensor<T> make_tensor(Storage storage, Role role, int batch, int heads, int len, int head_dim,
                           bool aligned);
+
+// Element (b, h, n, d) of every batch entry b becomes value(h, n, d), or value(n, d) for every head too.
+template <class T, class Value> void set(HostTensor<T>& t, const Value& value) {
+    for (int b = 0; b < t.batch; ++b)
+        for (int h = 0; h < t.heads; ++h)
+            for (int n = 0; n < t.len; ++n)
+                for (int d = 0; d < t.head_dim; ++d) {
+                    T& element = t.memory[static_cast<std::size_t>(t.index(b, h, n, d))];
+                    if constexpr (std::is_invocable_v<Value, int, int, int>) {
+                        element = from_float<T>(value(h, n, d));
+                    } else {
+                        element = from_float<T>(value(n, d));
+                    }
+                }
+}
 
 template <class T> void fill(HostTensor<T>& tensor, Pattern pattern, Role role, std::uint64_t seed);
 

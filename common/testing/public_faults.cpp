@@ -42,14 +42,6 @@ template <class T> class Faults {
         shape.head_dim = head_dim(shape.head_dim);
         return make_call<T>({"", shape, mask, storage, pattern, 11, scale}, can_.aligned);
     }
-    static void set(HostTensor<T>& t, const Value& value) {
-        for (int b = 0; b < t.batch; ++b)
-            for (int h = 0; h < t.heads; ++h)
-                for (int n = 0; n < t.len; ++n)
-                    for (int d = 0; d < t.head_dim; ++d)
-                        t.memory[static_cast<std::size_t>(t.index(b, h, n, d))] =
-                            from_float<T>(value(h, n, d));
-    }
     // Runs the step and compares with the reference.
     std::string run(Call& call) const {
         const Call before = call;

@@ -10,25 +10,26 @@
 #include "common/gpu/device.hpp"
 #include "common/simt/control.hpp"
 #include "common/simt/counters.hpp"
-#include "common/testing/conformance.hpp"
 #include "common/testing/exact_counts.hpp"
+#include "common/testing/gpu_step.hpp"
 #include "common/testing/needs_device.hpp"
 #include "doctest/doctest.h"
 
 using namespace flash;
 using namespace flash::step05;
 using flash::gpu::DeviceBuffer;
+using flash::testing::CallEdit;
 using flash::testing::ForwardCall;
 using flash::testing::ForwardCase;
 using flash::testing::HostTensor;
 using flash::testing::Pattern;
+using flash::testing::SharedLimit;
 using flash::testing::Storage;
 
 namespace {
 
-// What the emulator gets through in seconds; the larger cases run on a GPU.
 flash::testing::Capabilities capabilities(const char* step = "step 05") {
-    return {.step = step, .max_work = gpu::device_info().is_emulator ? 520'000 : 300'000'000'000};
+    return {.step = step, .max_work = flash::testing::device_max_work()};
 }
 
 // The two versions of the step and their tiles, as attention.cu chooses them.
@@ -41,35 +42,16 @@ template <class T> const Version<T> kDefault{&attention_forward<T>, 64, 32};
 template <class T> const Version<T> kSmallTiles{&attention_forward_small_tiles<T>, 16, 16};
 
 // What is wrong with a version's answer to a case; empty when nothing is. `edit` changes the inputs first.
-template <class T> using Edit = std::function<void(ForwardCall<T>&)>;
 template <class T>
 std::string failure_of(const ForwardCase& c, const Version<T>& version = kDefault<T>,
-                       const Edit<T>& edit = {}) {
-    auto call = flash::testing::make_call<T>(c, false);
-    if (edit) edit(call);
-    const auto before = call;
-    flash::testing::execute_on<T, DeviceBuffer>(version.forward)(call, {});
-    const std::string failure = flash::testing::judge(before, call, c.pattern, c.seed).failure;
-    return failure.empty() ? failure : flash::testing::describe(c, dtype_name<T>()) + ": " + failure;
+                       const CallEdit<T>& edit = {}) {
+    return flash::testing::forward_failure<T>(version.forward, c, false, edit);
 }
 
 // The emulator's counters of one call, or a SKIP line where nothing is counted.
 template <class T>
 bool count(simt::Counters& counters, const ForwardCase& c, const Version<T>& version = kDefault<T>) {
-    if (!simt::hooks_enabled()) {
-        std::printf("SKIP: this build counts no memory accesses\n");
-        return false;
-    }
-    counters = simt::count([&] { CHECK(failure_of<T>(c, version) == ""); });
-    return true;
-}
-
-template <class T> void set(HostTensor<T>& t, const std::function<float(int n, int d)>& value) {
-    for (int b = 0; b < t.batch; ++b)
-        for (int h = 0; h < t.heads; ++h)
-            for (int n = 0; n < t.len; ++n)
-                for (int d = 0; d < t.head_dim; ++d)
-                    t.memory[static_cast<std::size_t>(t.index(b, h, n, d))] = from_float<T>(value(n, d));
+    return flash::testing::count_into(counters, [&] { CHECK(failure_of<T>(c, version) == ""); });
 }
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
@@ -87,13 +69,6 @@ std::int64_t loads_per_block(const Shape& s, int block_q, std::int64_t element_b
 std::int64_t stores(const Shape& s, std::int64_t element_bytes) {
     return heads_of(s) * s.len_q * (element_bytes * s.head_dim + 4);
 }
-
-// A device with no more shared memory for a block than this, while it lives.
-struct SharedLimit {
-    explicit SharedLimit(std::size_t bytes) { simt::set_shared_memory_limit(bytes); }
-    ~SharedLimit() { simt::set_shared_memory_limit(simt::kDefaultSharedLimit); }
-    SharedLimit(const SharedLimit&) = delete;
-};
 
 }  // namespace
 
@@ -160,9 +135,9 @@ TEST_CASE_TEMPLATE("Predict: 33 keys of score 0 in a tile of 64 give L = ln 33, 
     for (const float score : {0.0f, -60.0f}) {
         auto call = flash::testing::make_call<T>({"", {1, 1, 1, 20, 33, 64}}, false);
         call.scale = 1;
-        set<T>(call.q, [](int, int d) { return d == 0 ? 1.0f : 0.0f; });
-        set<T>(call.k, [score](int, int d) { return d == 0 ? score : 0.0f; });
-        set<T>(call.v, [](int, int) { return 1.0f; });
+        set(call.q, [](int, int d) { return d == 0 ? 1.0f : 0.0f; });
+        set(call.k, [score](int, int d) { return d == 0 ? score : 0.0f; });
+        set(call.v, [](int, int) { return 1.0f; });
         flash::testing::execute_on<T, DeviceBuffer> (&attention_forward<T>)(call, {});
         for (int i = 0; i < 20; ++i) {
             const auto lse = static_cast<double>(call.lse[static_cast<std::size_t>(call.kLseGuard + i)]);
@@ -176,9 +151,9 @@ TEST_CASE("the README's worked example: a phantom key would turn O = 18.453 into
     const double scores[] = {-2, -1, -3}, values[] = {10, 20, 30};
     auto call = flash::testing::make_call<float>({"", {1, 1, 1, 1, 3, 8}}, false);
     call.scale = 1;
-    set<float>(call.q, [](int, int d) { return d == 0 ? 1.0f : 0.0f; });
-    set<float>(call.k, [&](int n, int d) { return d == 0 ? static_cast<float>(scores[n]) : 0.0f; });
-    set<float>(call.v, [&](int n, int) { return static_cast<float>(values[n]); });
+    set(call.q, [](int, int d) { return d == 0 ? 1.0f : 0.0f; });
+    set(call.k, [&](int n, int d) { return d == 0 ? static_cast<float>(scores[n]) : 0.0f; });
+    set(call.v, [&](int n, int) { return static_cast<float>(values[n]); });
     flash::testing::execute_on<float, DeviceBuffer> (&attention_forward<float>)(call, {});
     const auto o = static_cast<double>(call.o.memory[static_cast<std::size_t>(call.o.index(0, 0, 0, 0))]);
     const auto lse = static_cast<double>(call.lse[static_cast<std::size_t>(call.kLseGuard)]);
@@ -370,8 +345,8 @@ TEST_CASE_TEMPLATE("C1: the tiles fit into 99 KB; a byte less than they need is 
 
 TEST_CASE("A15: scores of 72,000 stay finite though fp16 ends at 65,504") {
     auto call = flash::testing::make_call<fp16>({"", {1, 1, 1, 20, 33, 80}}, false);
-    for (auto* t : {&call.q, &call.k}) set<fp16>(*t, [](int, int) { return 30.0f; });
-    set<fp16>(call.v, [](int n, int) { return static_cast<float>(n); });
+    for (auto* t : {&call.q, &call.k}) set(*t, [](int, int) { return 30.0f; });
+    set(call.v, [](int n, int) { return static_cast<float>(n); });
     flash::testing::execute_on<fp16, DeviceBuffer> (&attention_forward<fp16>)(call, {});
     for (int i = 0; i < 20; ++i) {
         const auto lse = static_cast<double>(call.lse[static_cast<std::size_t>(call.kLseGuard + i)]);
@@ -390,8 +365,8 @@ TEST_CASE("A16: as the keys grow from 128 to 4096 the bf16 error stays within tw
 
 // Normal values hide it: their sums stay near 0, and so do the errors of rounding them.
 TEST_CASE("A16: the sums of 4096 keys with values of one sign are kept in fp32") {
-    const Edit<bf16> positive = [](ForwardCall<bf16>& call) {
-        set<bf16>(call.v, [](int, int) { return 1.0f; });
+    const CallEdit<bf16> positive = [](ForwardCall<bf16>& call) {
+        set(call.v, [](int, int) { return 1.0f; });
     };
     CHECK(failure_of<bf16>({"", {1, 1, 1, 8, 4096, 64}}, kDefault<bf16>, positive) == "");
     CHECK(failure_of<bf16>({"", {1, 1, 1, 8, 4096, 64}}, kSmallTiles<bf16>, positive) == "");
@@ -404,9 +379,9 @@ TEST_CASE_TEMPLATE("P is rounded to the input type before the second product: ro
     for (const auto& version : {kDefault<T>, kSmallTiles<T>}) {
         auto call = flash::testing::make_call<T>({"", {1, 1, 1, 1, 2, 8}}, false);
         call.scale = 1;
-        set<T>(call.q, [](int, int d) { return d == 0 ? 1.0f : 0.0f; });
-        set<T>(call.k, [](int n, int d) { return d == 0 ? static_cast<float>(-n) : 0.0f; });
-        set<T>(call.v, [rounded](int n, int) { return n == 0 ? -rounded : 1.0f; });
+        set(call.q, [](int, int d) { return d == 0 ? 1.0f : 0.0f; });
+        set(call.k, [](int n, int d) { return d == 0 ? static_cast<float>(-n) : 0.0f; });
+        set(call.v, [rounded](int n, int) { return n == 0 ? -rounded : 1.0f; });
         flash::testing::execute_on<T, DeviceBuffer>(version.forward)(call, {});
         const float o = to_float(call.o.memory[static_cast<std::size_t>(call.o.index(0, 0, 0, 0))]);
         CHECK(o == 0);
@@ -423,21 +398,8 @@ TEST_CASE_TEMPLATE("rows that see no key are zero with L = -inf beside rows that
 TEST_CASE_TEMPLATE("attention gives the same bits every time, in whatever order warps run", T, float, fp16,
                    bf16) {
     const ForwardCase c{"", {1, 2, 1, 100, 130, 40}, Mask::causal(30), Storage::kBnhd};
-    const auto call = flash::testing::make_call<T>(c, false);
-    for (const auto& version : {kDefault<T>, kSmallTiles<T>}) {
-        const auto execute = flash::testing::execute_on<T, DeviceBuffer>(version.forward);
-        auto first = call;
-        execute(first, {});
-        const std::uint64_t seed = simt::seed();
-        for (std::uint64_t run = 1; run <= 4; ++run) {
-            simt::set_seed(seed + run);
-            auto again = call;
-            execute(again, {});
-            CHECK(flash::testing::same_bits(again.o.memory, first.o.memory));
-            CHECK(flash::testing::same_bits(again.lse, first.lse));
-        }
-        simt::set_seed(seed);
-    }
+    for (const auto& version : {kDefault<T>, kSmallTiles<T>})
+        CHECK(flash::testing::same_in_every_order<T>(version.forward, c, false));
 }
 
 // Rows share loads, never numbers: which tile a query is in, and where, changes no bit of its result.

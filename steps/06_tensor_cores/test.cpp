@@ -10,8 +10,8 @@
 #include "common/reference.hpp"
 #include "common/simt/control.hpp"
 #include "common/simt/counters.hpp"
-#include "common/testing/conformance.hpp"
 #include "common/testing/exact_counts.hpp"
+#include "common/testing/gpu_step.hpp"
 #include "common/testing/needs_device.hpp"
 #include "doctest/doctest.h"
 
@@ -22,6 +22,7 @@ using flash::testing::ForwardCall;
 using flash::testing::ForwardCase;
 using flash::testing::HostTensor;
 using flash::testing::Pattern;
+using flash::testing::SharedLimit;
 using flash::testing::Storage;
 
 namespace {
@@ -30,13 +31,12 @@ namespace {
 constexpr int BLOCK = 64;  // BLOCK_Q and BLOCK_KV
 constexpr int WARPS = 4;
 
-// What the emulator gets through in seconds; the larger cases run on a GPU.
 flash::testing::Capabilities capabilities() {
     return {.step = "step 06",
             .max_head_dim = 128,
             .head_dim_multiple = 8,
             .aligned = true,
-            .max_work = gpu::device_info().is_emulator ? 520'000 : 300'000'000'000};
+            .max_work = flash::testing::device_max_work()};
 }
 
 template <class T> void execute(ForwardCall<T>& call) {
@@ -45,31 +45,14 @@ template <class T> void execute(ForwardCall<T>& call) {
 
 // What is wrong with the step's answer to a case; empty when nothing is.
 template <class T> std::string failure_of(const ForwardCase& c) {
-    auto call = flash::testing::make_call<T>(c, true);
-    const auto before = call;
-    execute(call);
-    const std::string failure = flash::testing::judge(before, call, c.pattern, c.seed).failure;
-    return failure.empty() ? failure : flash::testing::describe(c, dtype_name<T>()) + ": " + failure;
+    return flash::testing::forward_failure<T>(&attention_forward<T>, c, true);
 }
 
 // The emulator's counters of one call, or a SKIP line where nothing is counted.
 template <class T> bool count(simt::Counters& counters, const ForwardCase& c) {
-    if (!simt::hooks_enabled()) {
-        std::printf("SKIP: this build counts no memory accesses\n");
-        return false;
-    }
-    counters = simt::count([&] { CHECK(failure_of<T>(c) == ""); });
-    return true;
+    return flash::testing::count_into(counters, [&] { CHECK(failure_of<T>(c) == ""); });
 }
 
-// value(row, channel) in every batch entry and head.
-template <class T> void set(HostTensor<T>& t, const std::function<float(int n, int d)>& value) {
-    for (int b = 0; b < t.batch; ++b)
-        for (int h = 0; h < t.heads; ++h)
-            for (int n = 0; n < t.len; ++n)
-                for (int d = 0; d < t.head_dim; ++d)
-                    t.memory[static_cast<std::size_t>(t.index(b, h, n, d))] = from_float<T>(value(n, d));
-}
 template <class T> float o_of(const ForwardCall<T>& call, int i, int d) {
     return to_float(call.o.memory[static_cast<std::size_t>(call.o.index(0, 0, i, d))]);
 }
@@ -88,13 +71,6 @@ std::uint64_t tile_pairs(const Shape& s) {
 std::uint64_t built_head_dim(int head_dim) {
     return head_dim <= 64 ? 64 : 128;
 }
-
-// A device with no more shared memory for a block than this, while it lives.
-struct SharedLimit {
-    explicit SharedLimit(std::size_t bytes) { simt::set_shared_memory_limit(bytes); }
-    ~SharedLimit() { simt::set_shared_memory_limit(simt::kDefaultSharedLimit); }
-    SharedLimit(const SharedLimit&) = delete;
-};
 
 }  // namespace
 
@@ -151,9 +127,9 @@ TEST_CASE_TEMPLATE("accumulators of S reach the second product in the right lane
         auto call = flash::testing::make_call<T>({"", {1, 1, 1, n, n, n}}, true);
         const auto value = [](int j, int d) { return static_cast<float>((j * 7 + d * 3) % 251); };
         call.scale = 1;
-        set<T>(call.q, [n](int i, int d) { return d == (37 * i + 11) % n ? 128.0f : 0.0f; });
-        set<T>(call.k, [](int j, int d) { return d == j ? 1.0f : 0.0f; });
-        set<T>(call.v, value);
+        set(call.q, [n](int i, int d) { return d == (37 * i + 11) % n ? 128.0f : 0.0f; });
+        set(call.k, [](int j, int d) { return d == j ? 1.0f : 0.0f; });
+        set(call.v, value);
         execute(call);
         int wrong = 0;
         for (int i = 0; i < n; ++i) {
@@ -334,8 +310,8 @@ TEST_CASE(
 
 TEST_CASE("A15: scores of 72,000 stay finite though fp16 ends at 65,504") {
     auto call = flash::testing::make_call<fp16>({"", {1, 1, 1, 20, 33, 80}}, true);
-    for (auto* t : {&call.q, &call.k}) set<fp16>(*t, [](int, int) { return 30.0f; });
-    set<fp16>(call.v, [](int n, int) { return static_cast<float>(n); });
+    for (auto* t : {&call.q, &call.k}) set(*t, [](int, int) { return 30.0f; });
+    set(call.v, [](int n, int) { return static_cast<float>(n); });
     execute(call);
     for (int i = 0; i < 20; ++i) {
         CHECK(lse_of(call, i) == doctest::Approx(72'000 / std::sqrt(80.0) + std::log(33.0)).epsilon(1e-6));
@@ -369,18 +345,7 @@ TEST_CASE_TEMPLATE("C3: every thread reaches every barrier, also in warps whose 
 
 TEST_CASE_TEMPLATE("attention gives the same bits every time, in whatever order warps run", T, fp16, bf16) {
     const ForwardCase c{"", {1, 2, 1, 100, 130, 40}, Mask::causal(30), Storage::kBnhd};
-    const auto call = flash::testing::make_call<T>(c, true);
-    auto first = call;
-    execute(first);
-    const std::uint64_t seed = simt::seed();
-    for (std::uint64_t run = 1; run <= 4; ++run) {
-        simt::set_seed(seed + run);
-        auto again = call;
-        execute(again);
-        CHECK(flash::testing::same_bits(again.o.memory, first.o.memory));
-        CHECK(flash::testing::same_bits(again.lse, first.lse));
-    }
-    simt::set_seed(seed);
+    CHECK(flash::testing::same_in_every_order<T>(&attention_forward<T>, c, true));
 }
 
 // Rows share loads, never numbers: which warp, which half of an accumulator, changes no bit of the result.

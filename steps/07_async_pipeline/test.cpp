@@ -10,17 +10,19 @@
 #include "common/gpu/device.hpp"
 #include "common/simt/control.hpp"
 #include "common/simt/counters.hpp"
-#include "common/testing/conformance.hpp"
 #include "common/testing/exact_counts.hpp"
+#include "common/testing/gpu_step.hpp"
 #include "common/testing/needs_device.hpp"
 #include "doctest/doctest.h"
 
 using namespace flash;
 using namespace flash::step07;
 using flash::gpu::DeviceBuffer;
+using flash::testing::CallEdit;
 using flash::testing::ForwardCall;
 using flash::testing::ForwardCase;
 using flash::testing::Pattern;
+using flash::testing::SharedLimit;
 using flash::testing::Storage;
 
 namespace {
@@ -28,21 +30,13 @@ namespace {
 // Shared memory that a block may have on sm_86, sm_89 and sm_120; on sm_80; on sm_90.
 constexpr std::size_t k99KB = 99 * 1024, k163KB = 163 * 1024, k227KB = 227 * 1024;
 
-// What the emulator gets through in seconds; the larger cases run on a GPU.
 flash::testing::Capabilities capabilities() {
     return {.step = "step 07",
             .max_head_dim = 128,
             .head_dim_multiple = 8,
             .aligned = true,
-            .max_work = gpu::device_info().is_emulator ? 520'000 : 300'000'000'000};
+            .max_work = flash::testing::device_max_work()};
 }
-
-// A device with no more shared memory for a block than this, while it lives.
-struct SharedLimit {
-    explicit SharedLimit(std::size_t bytes) { simt::set_shared_memory_limit(bytes); }
-    ~SharedLimit() { simt::set_shared_memory_limit(simt::kDefaultSharedLimit); }
-    SharedLimit(const SharedLimit&) = delete;
-};
 
 // The tile shapes that devices with more and more modest limits would be given, the roomiest first.
 std::vector<TileShape> shapes_for(int head_dim) {
@@ -63,24 +57,13 @@ std::string name_of(const TileShape& s) {
 }
 
 // What is wrong with the step's answer to a case; empty when nothing is. `edit` changes the inputs first.
-template <class T>
-std::string failure_of(const ForwardCase& c, const std::function<void(ForwardCall<T>&)>& edit = {}) {
-    auto call = flash::testing::make_call<T>(c, true);
-    if (edit) edit(call);
-    const auto before = call;
-    flash::testing::execute_on<T, DeviceBuffer> (&attention_forward<T>)(call, {});
-    const std::string failure = flash::testing::judge(before, call, c.pattern, c.seed).failure;
-    return failure.empty() ? failure : flash::testing::describe(c, dtype_name<T>()) + ": " + failure;
+template <class T> std::string failure_of(const ForwardCase& c, const CallEdit<T>& edit = {}) {
+    return flash::testing::forward_failure<T>(&attention_forward<T>, c, true, edit);
 }
 
 // The emulator's counters of one call, or a SKIP line where nothing is counted.
 template <class T> bool count(simt::Counters& counters, const ForwardCase& c) {
-    if (!simt::hooks_enabled()) {
-        std::printf("SKIP: this build counts no memory accesses\n");
-        return false;
-    }
-    counters = simt::count([&] { CHECK(failure_of<T>(c) == ""); });
-    return true;
+    return flash::testing::count_into(counters, [&] { CHECK(failure_of<T>(c) == ""); });
 }
 
 int ceil_div(int a, int b) {
@@ -165,19 +148,7 @@ TEST_CASE_TEMPLATE("C3: every thread reaches every barrier, whatever its warp ha
 
 TEST_CASE_TEMPLATE("attention gives the same bits every time, in whatever order warps run", T, fp16, bf16) {
     const ForwardCase c{"", {1, 2, 1, 150, 200, 64}, Mask::causal(50), Storage::kBnhd};
-    const auto call = flash::testing::make_call<T>(c, true);
-    const auto execute = flash::testing::execute_on<T, DeviceBuffer>(&attention_forward<T>);
-    auto first = call;
-    execute(first, {});
-    const std::uint64_t seed = simt::seed();
-    for (std::uint64_t run = 1; run <= 4; ++run) {
-        simt::set_seed(seed + run);
-        auto again = call;
-        execute(again, {});
-        CHECK(flash::testing::same_bits(again.o.memory, first.o.memory));
-        CHECK(flash::testing::same_bits(again.lse, first.lse));
-    }
-    simt::set_seed(seed);
+    CHECK(flash::testing::same_in_every_order<T>(&attention_forward<T>, c, true));
 }
 
 // ---------------------------------------------------------------------------------------------------------

@@ -12,18 +12,20 @@
 #include "common/gpu/device.hpp"
 #include "common/simt/control.hpp"
 #include "common/simt/counters.hpp"
-#include "common/testing/conformance.hpp"
 #include "common/testing/exact_counts.hpp"
+#include "common/testing/gpu_step.hpp"
 #include "common/testing/needs_device.hpp"
 #include "doctest/doctest.h"
 
 using namespace flash;
 using namespace flash::step08;
 using flash::gpu::DeviceBuffer;
+using flash::testing::CallEdit;
 using flash::testing::ForwardCall;
 using flash::testing::ForwardCase;
 using flash::testing::HostTensor;
 using flash::testing::Pattern;
+using flash::testing::SharedLimit;
 using flash::testing::Storage;
 
 namespace {
@@ -45,50 +47,22 @@ Tile tile_for(int head_dim) {
     return {256, 128, 64, 8};
 }
 
-// What the emulator gets through in seconds; the larger cases run on a GPU.
 flash::testing::Capabilities capabilities(const char* step = "step 08") {
     return {.step = step,
             .max_head_dim = 256,
             .head_dim_multiple = 8,
             .aligned = true,
-            .max_work = gpu::device_info().is_emulator ? 520'000 : 300'000'000'000};
+            .max_work = flash::testing::device_max_work()};
 }
 
-// A device with no more shared memory for a block than this, while it lives.
-struct SharedLimit {
-    explicit SharedLimit(std::size_t bytes) { simt::set_shared_memory_limit(bytes); }
-    ~SharedLimit() { simt::set_shared_memory_limit(simt::kDefaultSharedLimit); }
-    SharedLimit(const SharedLimit&) = delete;
-};
-
 // What is wrong with the step's answer to a case; empty when nothing is. `edit` changes the inputs first.
-template <class T> using Edit = std::function<void(ForwardCall<T>&)>;
-template <class T> std::string failure_of(const ForwardCase& c, const Edit<T>& edit = {}) {
-    auto call = flash::testing::make_call<T>(c, true);
-    if (edit) edit(call);
-    const auto before = call;
-    flash::testing::execute_on<T, DeviceBuffer> (&attention_forward<T>)(call, {});
-    const std::string failure = flash::testing::judge(before, call, c.pattern, c.seed).failure;
-    return failure.empty() ? failure : flash::testing::describe(c, dtype_name<T>()) + ": " + failure;
+template <class T> std::string failure_of(const ForwardCase& c, const CallEdit<T>& edit = {}) {
+    return flash::testing::forward_failure<T>(&attention_forward<T>, c, true, edit);
 }
 
 // The emulator's counters of one call, or a SKIP line where nothing is counted.
-template <class T> bool count(simt::Counters& counters, const ForwardCase& c, const Edit<T>& edit = {}) {
-    if (!simt::hooks_enabled()) {
-        std::printf("SKIP: this build counts no memory accesses\n");
-        return false;
-    }
-    counters = simt::count([&] { CHECK(failure_of<T>(c, edit) == ""); });
-    return true;
-}
-
-// value(row, channel) in every batch entry and head.
-template <class T> void set(HostTensor<T>& t, const std::function<float(int n, int d)>& value) {
-    for (int b = 0; b < t.batch; ++b)
-        for (int h = 0; h < t.heads; ++h)
-            for (int n = 0; n < t.len; ++n)
-                for (int d = 0; d < t.head_dim; ++d)
-                    t.memory[static_cast<std::size_t>(t.index(b, h, n, d))] = from_float<T>(value(n, d));
+template <class T> bool count(simt::Counters& counters, const ForwardCase& c, const CallEdit<T>& edit = {}) {
+    return flash::testing::count_into(counters, [&] { CHECK(failure_of<T>(c, edit) == ""); });
 }
 
 std::uint64_t unsigned_of(std::int64_t n) {
@@ -314,11 +288,11 @@ namespace {
 // Every query sees a score of steps * 8 + quarters * 0.25 in units of ln 2, with both numbers a function of
 // the key tile; all sums are exact in fp16 and bf16.
 template <class T>
-Edit<T> scores_by_tile(int block_kv, const std::function<float(int tile)>& steps,
-                       const std::function<float(int tile)>& quarters) {
+CallEdit<T> scores_by_tile(int block_kv, const std::function<float(int tile)>& steps,
+                           const std::function<float(int tile)>& quarters) {
     return [=](ForwardCall<T>& call) {
-        set<T>(call.q, [](int, int d) { return d == 0 ? 8.0f : d == 1 ? 0.25f : 0.0f; });
-        set<T>(call.k, [&](int n, int d) {
+        set(call.q, [](int, int d) { return d == 0 ? 8.0f : d == 1 ? 0.25f : 0.0f; });
+        set(call.k, [&](int n, int d) {
             return d == 0 ? steps(n / block_kv) : d == 1 ? quarters(n / block_kv) : 0.0f;
         });
         call.scale = static_cast<float>(std::log(2.0));
@@ -364,7 +338,7 @@ TEST_CASE_TEMPLATE(
             // Rows of one warp outgrow their shift in different tiles.
             CHECK(failure_of<T>({"", s, Mask::causal(s.len_kv - s.len_q)}, [&](ForwardCall<T>& call) {
                       scores_by_tile<T>(block_kv, steps, rest)(call);
-                      set<T>(call.q, [](int n, int d) {
+                      set(call.q, [](int n, int d) {
                           const float factor = static_cast<float>(n % 5 - 1) / 2;
                           return d == 0 ? 8 * factor : d == 1 ? 0.25f * factor : 0.0f;
                       });
@@ -430,8 +404,8 @@ TEST_CASE_TEMPLATE("A12: O is right at scaled logits up to 1.8e8 in fp16 and 1.4
     for (int n = 0; n < 40; ++n) {
         const Shape s{1, 1, 1, 3, 2, 64};
         CHECK(failure_of<T>({"", s}, [&](ForwardCall<T>& call) {
-                  set<T>(call.q, [](int, int d) { return d == 0 ? 1001.0f : 0.0f; });
-                  set<T>(call.k, [](int, int d) { return d == 0 ? 999.0f : 0.0f; });
+                  set(call.q, [](int, int d) { return d == 0 ? 1001.0f : 0.0f; });
+                  set(call.k, [](int, int d) { return d == 0 ? 999.0f : 0.0f; });
                   call.scale = largest * (1 - 0.01f * static_cast<float>(n)) /
                                (to_float(call.q.memory[0]) * to_float(call.k.memory[0]));
               }) == "");
@@ -501,19 +475,7 @@ TEST_CASE_TEMPLATE("heads in several groups, the last one incomplete, are each c
 
 TEST_CASE_TEMPLATE("attention gives the same bits every time, in whatever order warps run", T, fp16, bf16) {
     const ForwardCase c{"", {1, 2, 1, 150, 200, 64}, Mask::causal(50), Storage::kBnhd};
-    const auto call = flash::testing::make_call<T>(c, true);
-    const auto execute = flash::testing::execute_on<T, DeviceBuffer>(&attention_forward<T>);
-    auto first = call;
-    execute(first, {});
-    const std::uint64_t seed = simt::seed();
-    for (std::uint64_t run = 1; run <= 4; ++run) {
-        simt::set_seed(seed + run);
-        auto again = call;
-        execute(again, {});
-        CHECK(flash::testing::same_bits(again.o.memory, first.o.memory));
-        CHECK(flash::testing::same_bits(again.lse, first.lse));
-    }
-    simt::set_seed(seed);
+    CHECK(flash::testing::same_in_every_order<T>(&attention_forward<T>, c, true));
 }
 
 TEST_CASE("at D = 256 the tile follows the shared memory of the device") {

@@ -13,6 +13,7 @@
 #include "common/simt/control.hpp"
 #include "common/simt/counters.hpp"
 #include "common/testing/backward_conformance.hpp"
+#include "common/testing/gpu_step.hpp"
 #include "common/testing/needs_device.hpp"
 #include "doctest/doctest.h"
 
@@ -23,28 +24,22 @@ using flash::testing::BackwardCase;
 using flash::testing::ForwardCall;
 using flash::testing::HostBuffer;
 using flash::testing::Pattern;
+using flash::testing::SharedLimit;
 using flash::testing::Storage;
 
 namespace {
 
-// What the emulator gets through in seconds; the larger cases run on a GPU.
 flash::testing::Capabilities capabilities() {
     return {.step = "step 09",
             .max_head_dim = 256,
             .head_dim_multiple = 8,
             .aligned = true,
-            .max_work = gpu::device_info().is_emulator ? 300'000 : 300'000'000'000};
+            .max_work = flash::testing::device_max_work(300'000)};
 }
 
 std::int64_t no_workspace(const Shape&, bool /*deterministic*/) {
     return 0;
 }
-
-struct SharedLimit {
-    explicit SharedLimit(std::size_t bytes) { simt::set_shared_memory_limit(bytes); }
-    ~SharedLimit() { simt::set_shared_memory_limit(simt::kDefaultSharedLimit); }
-    SharedLimit(const SharedLimit&) = delete;
-};
 
 // What is wrong with the step's answer to a case, in both modes; empty when nothing is.
 template <class T> std::string failure_of(const BackwardCase& c) {

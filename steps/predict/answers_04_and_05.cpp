@@ -83,7 +83,7 @@ double shared_loads_per_multiply_add(Forward<float> forward) {
 
 double lse_of_33_equal_keys() {
     auto call = testing::make_call<bf16>({"", {1, 1, 1, 1, 33, 64}}, true);
-    set<bf16>(call.q, [](int, int) { return 0.0f; });
+    set(call.q, [](int, int) { return 0.0f; });
     run<bf16>(call, step05::attention_forward<bf16>);
     return static_cast<double>(call.lse[static_cast<std::size_t>(call.kLseGuard)]);
 }

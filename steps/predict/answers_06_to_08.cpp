@@ -111,7 +111,7 @@ constexpr int kBlockQ = 128, kBlockKv = 64;  // step 08's tile at D = 128
 std::function<simt::Counters()> causal_run() {
     return once([] {
         return count<bf16>(step08::attention_forward<bf16>, kLesson, Mask::causal_top_left(),
-                           [](Call<bf16>& call) { set<bf16>(call.q, [](int, int) { return 0.0f; }); });
+                           [](Call<bf16>& call) { set(call.q, [](int, int) { return 0.0f; }); });
     });
 }
 
@@ -140,8 +140,8 @@ double rescales(int quarters) {
     constexpr int kTileKeys = 32;  // step 08's tile at D = 64
     const Shape s{1, 1, 1, 128, 16 * kTileKeys, 64};
     const auto counted = count<bf16>(step08::attention_forward<bf16>, s, Mask::none(), [&](Call<bf16>& call) {
-        set<bf16>(call.q, [](int, int d) { return d == 0 ? 8.0f : d == 1 ? 0.25f : 0.0f; });
-        set<bf16>(call.k, [&](int n, int d) {
+        set(call.q, [](int, int d) { return d == 0 ? 8.0f : d == 1 ? 0.25f : 0.0f; });
+        set(call.k, [&](int n, int d) {
             const int tile = n / kTileKeys;
             return d == 0   ? static_cast<float>(tile)
                    : d == 1 ? static_cast<float>((quarters - 32) * tile)

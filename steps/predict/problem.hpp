@@ -8,7 +8,7 @@
 
 #include "common/gpu/device.hpp"
 #include "common/simt/counters.hpp"
-#include "common/testing/forward_case.hpp"
+#include "common/testing/conformance.hpp"
 #include "questions.hpp"
 
 namespace flash::predict {
@@ -18,26 +18,7 @@ template <class T> using Call = testing::ForwardCall<T>;
 
 // Runs a step on the tensors of a call and brings O and L back.
 template <class T> void run(Call<T>& call, Forward<T> forward) {
-    gpu::DeviceBuffer<T> q(call.q.memory.size()), k(call.k.memory.size()), v(call.v.memory.size()),
-        o(call.o.memory.size());
-    gpu::DeviceBuffer<float> lse(call.lse.size());
-    q.copy_from_host(call.q.memory.data());
-    k.copy_from_host(call.k.memory.data());
-    v.copy_from_host(call.v.memory.data());
-    o.copy_from_host(call.o.memory.data());
-    lse.copy_from_host(call.lse.data());
-    forward(call.args(q.data(), k.data(), v.data(), o.data(), lse.data()));
-    gpu::synchronize();
-    o.copy_to_host(call.o.memory.data());
-    lse.copy_to_host(call.lse.data());
-}
-
-template <class T> void set(testing::HostTensor<T>& t, const std::function<float(int n, int d)>& value) {
-    for (int b = 0; b < t.batch; ++b)
-        for (int h = 0; h < t.heads; ++h)
-            for (int n = 0; n < t.len; ++n)
-                for (int d = 0; d < t.head_dim; ++d)
-                    t.memory[static_cast<std::size_t>(t.index(b, h, n, d))] = from_float<T>(value(n, d));
+    testing::execute_on<T, gpu::DeviceBuffer>(forward)(call, {});
 }
 
 // The counters of whatever f launches.

@@ -9,8 +9,8 @@
 
 #include "common/gpu/device.hpp"
 #include "common/simt/counters.hpp"
-#include "common/testing/backward_case.hpp"
-#include "common/testing/forward_case.hpp"
+#include "common/testing/backward_conformance.hpp"
+#include "common/testing/conformance.hpp"
 #include "steps/02_online_softmax/softmax.hpp"
 #include "steps/05_flash_forward/attention.hpp"
 #include "steps/08_fa2_forward/attention.hpp"
@@ -99,16 +99,7 @@ void add_swizzle(Lines& lines) {
 template <class T>
 simt::Counters counted(void (*forward)(const ForwardArgs<T>&), const Shape& shape, const Mask& mask) {
     auto call = testing::make_call<T>({"", shape, mask}, true);
-    gpu::DeviceBuffer<T> q(call.q.memory.size()), k(call.k.memory.size()), v(call.v.memory.size()),
-        o(call.o.memory.size());
-    gpu::DeviceBuffer<float> lse(call.lse.size());
-    q.copy_from_host(call.q.memory.data());
-    k.copy_from_host(call.k.memory.data());
-    v.copy_from_host(call.v.memory.data());
-    simt::reset();
-    forward(call.args(q.data(), k.data(), v.data(), o.data(), lse.data()));
-    gpu::synchronize();
-    return simt::total();
+    return simt::count([&] { testing::execute_on<T, gpu::DeviceBuffer>(forward)(call, {}); });
 }
 
 // A causal head of N queries and keys. The block of each query tile runs alone, as queries with a diagonal
@@ -143,29 +134,14 @@ void add_tiles(Lines& lines, const char* picture, void (*forward)(const ForwardA
 // the last ones. a: as above; b: 1 if it is walked.
 void add_backward_tiles(Lines& lines, int len, int block_q, int block_kv) {
     const Mask mask = Mask::causal_top_left();
+    const auto step = testing::backward_step<bf16, gpu::DeviceBuffer>(&step09::attention_backward<bf16>,
+                                                                      &step09::backward_workspace_bytes);
     for (int first = 0; first < len; first += block_kv) {
         const Shape shape{1, 1, 1, len, block_kv, 64};
         auto call = testing::make_backward_call<bf16>({{"", shape, Mask::causal(-first)}}, true);
-        const auto on_device = [](const std::vector<bf16>& memory) {
-            gpu::DeviceBuffer<bf16> buffer(memory.size());
-            buffer.copy_from_host(memory.data());
-            return buffer;
-        };
-        auto q = on_device(call.q.memory), k = on_device(call.k.memory), v = on_device(call.v.memory),
-             o = on_device(call.o.memory), d_o = on_device(call.d_o.memory), dq = on_device(call.dq.memory),
-             dk = on_device(call.dk.memory), dv = on_device(call.dv.memory);
-        gpu::DeviceBuffer<float> lse(call.lse.size());
-        lse.copy_from_host(call.lse.data());
-        gpu::DeviceBuffer<std::byte> workspace(
-            static_cast<std::size_t>(step09::backward_workspace_bytes(shape, false)));
-        call.workspace_bytes = static_cast<std::int64_t>(workspace.size());
-        auto args = call.args({q.data(), k.data(), v.data(), o.data(), d_o.data(), lse.data(), dq.data(),
-                               dk.data(), dv.data(), workspace.data()});
-        args.workspace = workspace.data();
-        simt::reset();
-        step09::attention_backward(args);
-        gpu::synchronize();
-        const int walked = static_cast<int>(simt::total().exp2) / (block_q * block_kv);
+        call.choose_mode(false, step09::backward_workspace_bytes(shape, false));
+        const auto counted = simt::count([&] { step.execute(call, {}); });
+        const int walked = static_cast<int>(counted.exp2) / (block_q * block_kv);
         for (int row = 0; row < len; row += block_q) {
             const bool any = mask.visible_keys(row + block_q - 1, len) > first;
             const bool all = mask.visible_keys(row, len) >= first + block_kv;
