@@ -29,11 +29,15 @@ std::string quoted(const std::string& field) {
     return out + "\"";
 }
 
+// Counts keep all of their digits.
+bool is_count(double value) {
+    return value == std::floor(value) && std::abs(value) < 1e15;
+}
+
 }  // namespace
 
 std::string format_number(double value) {
-    const bool is_count = value == std::floor(value) && std::abs(value) < 1e15;
-    return digits(value, is_count ? 15 : 6);
+    return digits(value, is_count(value) ? 15 : 6);
 }
 
 std::string readable(double value, const std::string& unit) {
@@ -46,9 +50,8 @@ std::string readable(double value, const std::string& unit) {
         }
         return digits(value, 4) + " " + kUnits[power];
     }
-    // Four digits from 1000 on, so that no exponent appears where a plain number fits.
-    const bool is_large = value >= 1000;
-    return digits(value, is_large ? 6 : 3) + (unit.empty() ? "" : " " + unit);
+    const std::string number = is_count(value) || value >= 1000 ? format_number(value) : digits(value, 3);
+    return number + (unit.empty() ? "" : " " + unit);
 }
 
 std::string describe(const Shape& shape, const Mask& mask) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/testing/host_buffer.hpp"
+#include "common/testing/print_vectors.hpp"
 #include "common/testing/random.hpp"
 #include "common/types.hpp"
 #include "doctest/doctest.h"

@@ -168,7 +168,7 @@ Problem row_of_scores(const std::vector<float>& scores, const std::vector<float>
 
 TEST_CASE("every variant fulfils the contract") {
     for (const Variant& variant : VARIANTS) {
-        CAPTURE(variant.name);
+        CAPTURE(std::string(variant.name));
         flash::testing::run_forward_conformance<float, HostBuffer>(capabilities(variant.name),
                                                                    variant.forward);
     }
@@ -176,14 +176,14 @@ TEST_CASE("every variant fulfils the contract") {
 
 TEST_CASE("every variant is right on random shapes") {
     for (const Variant& variant : VARIANTS) {
-        CAPTURE(variant.name);
+        CAPTURE(std::string(variant.name));
         flash::testing::run_forward_fuzz<float, HostBuffer>(capabilities(variant.name), variant.forward);
     }
 }
 
 TEST_CASE("every variant refuses bad arguments by name before anything is written") {
     for (const Variant& variant : VARIANTS) {
-        CAPTURE(variant.name);
+        CAPTURE(std::string(variant.name));
         flash::testing::run_bad_arguments<float, HostBuffer>(capabilities(variant.name), variant.forward);
     }
 }
@@ -210,7 +210,7 @@ TEST_CASE("fa2_forward avoids the faults others have met") {
 
 TEST_CASE("the worked example: scores 2, 1, 5, 3 with values 10, 20, 30, 40 give O = 30.145 and L = 5.1852") {
     for (const Variant& variant : VARIANTS) {
-        CAPTURE(variant.name);
+        CAPTURE(std::string(variant.name));
         Problem first_tile = row_of_scores({2, 1}, {10, 20});
         first_tile.run(variant.forward);
         CHECK(first_tile.o.data()[0] == doctest::Approx(17.357589 / 1.367879));
@@ -239,7 +239,7 @@ TEST_CASE("L of two halves of the keys merges their outputs into the output of a
     const int head_dim = 16;
     for (const Variant& variant : VARIANTS) {
         for (const int first_keys : {0, 1, 40, 100}) {
-            CAPTURE(variant.name);
+            CAPTURE(std::string(variant.name));
             CAPTURE(first_keys);
             Problem whole = random_problem({1, 1, 1, 5, 100, head_dim});
             whole.run(variant.forward);
@@ -333,7 +333,7 @@ TEST_CASE("a query to which all keys look alike has L = ln of their number and t
 TEST_CASE("the same call gives the same bits, however the threads take the tiles") {
     Problem p = random_problem({2, 4, 2, 200, 150, 32});
     for (const Variant& variant : VARIANTS) {
-        CAPTURE(variant.name);
+        CAPTURE(std::string(variant.name));
         p.run(variant.forward);
         const std::vector<float> o(p.o.data(), p.o.data() + p.o.size());
         const std::vector<float> lse(p.lse.data(), p.lse.data() + p.lse.size());
@@ -423,7 +423,7 @@ TEST_CASE(
     for (const Variant& variant : VARIANTS) {
         for (const float bad : {QUIET_NAN, INF}) {
             for (const int key : {0, 63, 64, 99}) {
-                CAPTURE(variant.name);
+                CAPTURE(std::string(variant.name));
                 CAPTURE(bad);
                 CAPTURE(key);
                 Problem p{.shape = {1, 1, 1, 3, 100, 2}};
@@ -450,7 +450,7 @@ TEST_CASE(
 TEST_CASE(
     "A13: a first tile of -inf scores before real scores of -2e6 leaves finite results and weights of 0") {
     for (const Variant& variant : VARIANTS) {
-        CAPTURE(variant.name);
+        CAPTURE(std::string(variant.name));
         std::vector<float> scores(130, -INF), values(130, 1000);
         scores[128] = scores[129] = -2e6f;
         values[128] = 1;
@@ -479,7 +479,7 @@ TEST_CASE("a scale of 3e38 or 1e-38 gives the softmax of the scaled scores, what
             CHECK(p.lse.data()[0] == doctest::Approx(e.lse).epsilon(1e-6));
         };
         for (const Variant& variant : VARIANTS) {
-            CAPTURE(variant.name);
+            CAPTURE(std::string(variant.name));
             p.run(variant.forward);
             check();
         }
@@ -494,7 +494,7 @@ TEST_CASE("a scale of 3e38 or 1e-38 gives the softmax of the scaled scores, what
 TEST_CASE("A9: a score that overflows when it is scaled is infinite: NaN above, a masked key below") {
     for (const Variant& variant : VARIANTS) {
         for (const float scale : {1.9f, 1e30f}) {
-            CAPTURE(variant.name);
+            CAPTURE(std::string(variant.name));
             CAPTURE(scale);
             Problem p = row_of_scores({1, -3e38f, 3e38f}, {1, 2, 3});
             p.scale = scale;
@@ -513,7 +513,7 @@ TEST_CASE("A9: a score that overflows when it is scaled is infinite: NaN above, 
 TEST_CASE("null pointers of empty tensors are not moved, whatever their strides") {
     // Seen by UndefinedBehaviorSanitizer only: an offset from null is undefined even when nothing is read.
     for (const Variant& variant : VARIANTS) {
-        CAPTURE(variant.name);
+        CAPTURE(std::string(variant.name));
         std::vector<float> lse(2 * 200, QUIET_NAN), o(2 * 200, QUIET_NAN), q(2 * 200, 1);
         ForwardArgs<float> no_keys;
         no_keys.shape = {1, 2, 2, 200, 0, 1};

@@ -14,6 +14,7 @@
 #include "common/testing/conformance.hpp"
 #include "common/testing/exact_counts.hpp"
 #include "common/testing/needs_device.hpp"
+#include "common/testing/print_vectors.hpp"
 #include "common/testing/random.hpp"
 #include "doctest/doctest.h"
 #include "softmax.hpp"

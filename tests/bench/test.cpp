@@ -270,6 +270,7 @@ TEST_CASE("whole numbers are written exactly, others with six significant digits
     CHECK(format_number(0) == "0");
     CHECK(format_number(1234.56789) == "1234.57");
     CHECK(format_number(3e20) == "3e+20");
+    CHECK(readable(3'412'992, "elements") == "3412992 elements");
 }
 
 TEST_CASE("E11: numbers have '.' as the decimal mark whatever the locale") {

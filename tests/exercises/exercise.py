@@ -223,22 +223,35 @@ class Outcome:
             elif len(sides) == 2:
                 self.got, wanted = (side.strip() for side in sides)
                 self.expected = f"{wanted}  ({original})"
-                if self.got == wanted:
+                if self.got == wanted and "?" not in wanted:
                     self.got += ", which differs in digits that are not shown"
                 if notes:
                     self.got += f"  ({'; '.join(notes)})"
             return
 
 
-def untouched_blanks(blanks, files, exercise):
-    """Those of the blanks that the reader has not touched, in their order."""
-    untouched = set()
-    for file in files:
-        text = file.read_text(encoding="utf-8", errors="replace")
-        for marks, before, _ in exercise.pieces(file.name):
-            if marks and before and before in text:
-                untouched.update(marks)
-    return [blank for blank in blanks if blank in untouched]
+def code_lines(text):
+    """Without comments, empty lines and indentation."""
+    return [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("//")]
+
+
+def open_blanks(blanks, texts, exercise):
+    """Those of the blanks that have a place which still reads as it was laid, in their order. texts: {file name: the
+    reader's text}."""
+    still_open = set()
+    for name, text in texts.items():
+        code = code_lines(text)
+        pieces = exercise.pieces(name)
+        lines = [code_lines(before) for _, before, _ in pieces]
+        for i, (marks, _, after) in enumerate(pieces):
+            if not marks or not (lines[i] or code_lines(after)):
+                continue  # no code is wanted here
+            # With what stands around it: a place may be blank to the last line.
+            around = [lines[j] if 0 <= j < len(pieces) and not pieces[j][0] else [] for j in (i - 1, i + 1)]
+            laid = [*around[0][-6:], *lines[i], *around[1][:6]]
+            if any(code[at : at + len(laid)] == laid for at in range(len(code) - len(laid) + 1)):
+                still_open.update(marks)
+    return [blank for blank in blanks if blank in still_open]
 
 
 def line_of(blank, files):
@@ -258,10 +271,11 @@ def explain(outcome, blanks, files, exercise, terminal):
     if outcome.where:
         print(f"     in        {outcome.where}")
     if blanks:
-        untouched = untouched_blanks(blanks, files, exercise)
-        blank = untouched[0] if untouched else blanks[0]
+        texts = {file.name: file.read_text(encoding="utf-8", errors="replace") for file in files}
+        still_open = open_blanks(blanks, texts, exercise)
+        blank = still_open[0] if still_open else blanks[0]
         if len(blanks) > 1:
-            left = f"; not touched yet: {', '.join(map(str, untouched))}" if untouched else ""
+            left = f"; still open: {', '.join(map(str, still_open))}" if still_open else ""
             print(f"\n  This test needs the blanks {', '.join(map(str, blanks))} together{left}.")
         numbers = [number for _, number, _ in exercise.hints()[blank]]
         more = f", and if that is not enough {', '.join(numbers[1:])}" if len(numbers) > 1 else ""

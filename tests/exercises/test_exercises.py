@@ -33,6 +33,17 @@ def cases_of(exercise):
     return [line for line in listed.splitlines() if not line.startswith(("[doctest]", "="))]
 
 
+def with_hints(exercise, name, filled):
+    """The text of a file with one blank filled below its hints, which are left where they are."""
+    text = ""
+    for marks, before, after in exercise.pieces(name):
+        if filled not in marks:
+            text += before
+        else:
+            text += "".join(line for line in before.splitlines(keepends=True) if line.lstrip().startswith("//")) + after
+    return text
+
+
 class Rules(unittest.TestCase):
     def test_every_step_has_an_exercise(self):
         steps = {path.parent.name[:2] for path in ROOT.glob("steps/[0-9][0-9]_*/README.md")}
@@ -133,6 +144,21 @@ class Blanks(unittest.TestCase):
             self.check_step(number, alone=True)
         if not ALL:
             self.check_step("05", alone=False)
+
+
+    def test_every_blank_is_open_at_first_and_closed_once_it_is_filled(self):
+        for number, exercise in EXERCISES.items():
+            blanks = sorted(exercise.hints())
+            laid = {name: exercise.blanked(name) for name in exercise.changed}
+            with self.subTest(step=number):
+                self.assertEqual(reader.open_blanks(blanks, laid, exercise), blanks)
+            for blank in blanks:  # with and without the hints
+                others = [other for other in blanks if other != blank]
+                filled = {name: exercise.with_blanks(name, others) for name in exercise.changed}
+                kept = {name: with_hints(exercise, name, blank) for name in exercise.changed}
+                with self.subTest(step=number, blank=blank):
+                    self.assertEqual(reader.open_blanks(blanks, filled, exercise), others)
+                    self.assertEqual(reader.open_blanks(blanks, kept, exercise), others)
 
 
 class Way(unittest.TestCase):
