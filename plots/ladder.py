@@ -239,12 +239,23 @@ def terminal(rows):
     return tables
 
 
-def _pivot(cases_, cell, rows_by=problem):
+def _types_merged(header, lines):
+    """Lines whose problems, 'words, bf16' and 'words, fp16', differ in the type alone become one: 'words, bf16 and fp16'."""
+    column, merged = header.index("problem"), {}
+    for line in lines:
+        words, _, dtype = line[column].rpartition(", ")
+        merged.setdefault((*line[:column], words, *line[column + 1 :]), []).append(dtype)
+    return header, [
+        [*line[:column], f"{line[column]}, {' and '.join(types)}", *line[column + 1 :]] for line, types in merged.items()
+    ]
+
+
+def _pivot(cases_, cell):
     """Problems down, versions across."""
     versions = list(dict.fromkeys(case["variant"] for case, _ in cases_))
     table = {}
     for case, metrics in cases_:
-        table.setdefault(f"{rows_by(case)}, {case['dtype']}", {})[case["variant"]] = cell(metrics)
+        table.setdefault(f"{problem(case)}, {case['dtype']}", {})[case["variant"]] = cell(metrics)
     return ["problem", *versions], [[name, *(line.get(v, "") for v in versions)] for name, line in table.items()]
 
 
@@ -303,7 +314,7 @@ def step_tables(rows, step):
             tables.append((f"Time and rate ({op})", *_pivot(timed, _time_and_rate)))
     memory = [c for c in mine if c[1].get("extra_memory", {"median": 0})["median"] > 0 and c[0]["mask"] == "none"]
     if memory:
-        tables.append(("Extra memory", *_pivot(memory, lambda metrics: quantity(metrics["extra_memory"]))))
+        tables.append(("Extra memory", *_types_merged(*_pivot(memory, lambda metrics: quantity(metrics["extra_memory"])))))
     beside = [row for row in rows if row["step"] == step and row["variant"] == gpu_tables.BESIDE_PEERS]
     for title, table, some in (
         ("Beside PyTorch in one process: TFLOP/s, and in brackets the ratio to SDPA flash", gpu_tables.peers, beside),
@@ -314,7 +325,7 @@ def step_tables(rows, step):
             tables.append((title, header, lines))
     counted = [c for c in mine if {"traffic", "traffic_issued"} & c[1].keys()]
     if counted:
-        tables.append(("Counted", *_counts(counted)))
+        tables.append(("Counted", *_types_merged(*_counts(counted))))
     return tables
 
 

@@ -139,6 +139,37 @@ class Tables(unittest.TestCase):
         self.assertEqual([t[0] for t in ladder.step_tables(self.rows, "03")], ["Time and rate (forward)", "Extra memory", "Counted"])
         self.assertEqual(ladder.step_tables(self.rows, "07"), [])
 
+    def test_types_that_count_the_same_share_a_line_and_others_do_not(self):
+        def of(variant, n, dtype, memory, issued):
+            for metric, value in (("extra_memory", memory), ("traffic_issued", issued)):
+                yield sample.row("09", variant, "backward", n, metric, "bytes", value, dtype, backend="emulator")
+
+        problems = (("fast", 64, "bf16", 2048, 512), ("fast", 128, "bf16", 4096, 1024), ("slow", 64, "bf16", 1024, 512))
+        problems += (("fast", 64, "fp16", 2048, 512), ("fast", 128, "fp16", 4096, 1023), ("slow", 64, "fp16", 1024, 512))
+        with tempfile.TemporaryDirectory() as directory:
+            path = pathlib.Path(directory) / "x.csv"
+            path.write_text(sample.text(*(row for problem in problems for row in of(*problem))))
+            tables = {title: lines for title, _, lines in ladder.step_tables(results.read(path), "09")}
+        both, some = "N = 64, D = 64, bf16 and fp16", "N = 128, D = 64, "
+        self.assertEqual(tables["Extra memory"], [[both, "2 KiB", "1 KiB"], [some + "bf16 and fp16", "4 KiB", ""]])
+        self.assertEqual(
+            tables["Counted"],
+            [
+                ["fast", both, "512 bytes"],
+                ["fast", some + "bf16", "1 KiB"],
+                ["slow", both, "512 bytes"],
+                ["fast", some + "fp16", "1023 bytes"],
+            ],
+        )
+
+    def test_a_time_has_a_line_for_every_type(self):
+        rows = [sample.row("09", "fast", "forward", 64, "time", "ms", 1.5, dtype) for dtype in ("bf16", "fp16")]
+        with tempfile.TemporaryDirectory() as directory:
+            path = pathlib.Path(directory) / "x.csv"
+            path.write_text(sample.text(*rows))
+            ((_, _, lines),) = ladder.step_tables(results.read(path), "09")
+        self.assertEqual([line[0] for line in lines], ["N = 64, D = 64, bf16", "N = 64, D = 64, fp16"])
+
     def test_quantities_are_short_and_exact(self):
         def quantity(value, unit):
             return ladder.quantity({"median": value, "unit": unit})
