@@ -222,6 +222,20 @@ TEST_CASE_TEMPLATE("copies, products and exponentials are those of the tiles tha
     }
 }
 
+TEST_CASE_TEMPLATE("a block whose last queries do not exist copies what the others see, and no more", T, fp16,
+                   bf16) {
+    for (const int head_dim : {64, 128, 256}) {
+        const Tile tile = tile_for(head_dim);
+        const Shape s{1, 1, 1, tile.block_q / 2 - 4, 3 * tile.block_q, head_dim};
+        const Mask mask = Mask::causal_top_left();
+        CAPTURE(flash::testing::describe(s));
+        simt::Counters counters;
+        if (!count<T>(counters, {"", s, mask})) return;
+        const int kv_rows = tiles_seen(s, mask, s.len_q, tile.block_kv) * tile.block_kv;
+        CHECK(counters.cp_async_bytes == unsigned_of(2 * head_dim * (s.len_q + 2 * kv_rows)));
+    }
+}
+
 TEST_CASE_TEMPLATE(
     "copies and stores are whole sectors, and shared memory sees copies, fragments and O alone", T, fp16,
     bf16) {

@@ -282,7 +282,9 @@ void launch_tiles(const BackwardArgs<T>& args, const RowData& rows) {
     const std::int64_t tiles_kv = (static_cast<std::int64_t>(shape.len_kv) + BLOCK_KV - 1) / BLOCK_KV;
     const std::int64_t heads = static_cast<std::int64_t>(shape.batch) * shape.heads_kv;
     if (heads == 0 || tiles_kv == 0) return;
-    const std::int64_t head_bytes = std::int64_t{8} * shape.len_q * shape.head_dim;  // Q, dO and dQ
+    // Q, dO and dQ of the query heads that share a key head.
+    const std::int64_t head_bytes =
+        std::int64_t{8} * shape.len_q * shape.head_dim * (shape.heads_q / shape.heads_kv);
     constexpr std::size_t kSharedBytes =
         2 * BLOCK_KV * HEAD_DIM * 2 + STAGES * (2 * BLOCK_Q * HEAD_DIM * 2 + BLOCK_Q * 8) +
         ((ADD_DQ ? 2 : 0) + (PAIRED ? 1 : 0)) * BLOCK_KV * BLOCK_Q * 2 + 8 + (PAIRED ? WARPS / 2 : 0) * 8;

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <fstream>
@@ -381,19 +382,19 @@ std::int64_t ceil_div(std::int64_t a, int b) {
     return (a + b - 1) / b;
 }
 
-// Of one head, with whole tiles of queries: pairs of a query tile and a key tile of which some query sees a
-// key; and how many key tiles of the second pass groups of `rows` queries see.
+// Of one head: pairs of a query tile and a key tile of which some query sees a key; and how many key tiles of
+// the second pass groups of `rows` queries see.
 std::int64_t pairs_of_tiles(const Shape& s, const Mask& mask, const TileSizes& t) {
     std::int64_t pairs = 0;
     for (int key = 0; key < s.len_kv; key += t.block_kv)
-        for (int row = t.block_q; row <= s.len_q; row += t.block_q)
-            pairs += mask.visible_keys(row - 1, s.len_kv) > key;
+        for (int row = 0; row < s.len_q; row += t.block_q)
+            pairs += mask.visible_keys(std::min(row + t.block_q, s.len_q) - 1, s.len_kv) > key;
     return pairs;
 }
 std::int64_t tiles_seen(const Shape& s, const Mask& mask, int rows, const TileSizes& t) {
     std::int64_t tiles = 0;
-    for (int row = rows; row <= s.len_q; row += rows)
-        tiles += ceil_div(mask.visible_keys(row - 1, s.len_kv), t.dq_keys);
+    for (int row = 0; row < s.len_q; row += rows)
+        tiles += ceil_div(mask.visible_keys(std::min(row + rows, s.len_q) - 1, s.len_kv), t.dq_keys);
     return tiles;
 }
 
@@ -434,7 +435,7 @@ TEST_CASE_TEMPLATE(
         for (const MaskedProblem& p :
              {MaskedProblem{2, 128, 200, Mask::none()}, MaskedProblem{1, 256, 256, Mask::causal(0)},
               MaskedProblem{1, 256, 256, Mask::causal(-40)}, MaskedProblem{1, 128, 300, Mask::causal(37)},
-              MaskedProblem{1, 256, 128, Mask::causal(-128)},
+              MaskedProblem{1, 256, 128, Mask::causal(-128)}, MaskedProblem{1, 20, 300, Mask::causal(0)},
               MaskedProblem{2, 128, 128, Mask::causal(-1000)}}) {
             const Shape s{1, p.heads_q, 1, p.len_q, p.len_kv, head_dim};
             CAPTURE(flash::testing::describe(s));
