@@ -129,11 +129,11 @@ class Terminal(unittest.TestCase):
         output = run("--step", "01", given="22.1875\n0\n1/2\n").stdout
         self.assertIn("11.09375 (computed by step 01's naive_softmax); you said 22.1875, ratio 2\n", output)
         self.assertIn("you said 0\n", output)
-        self.assertIn("2,048 (computed by step 01's naive_softmax); you said 0.5, ratio 0.000244\n", output)
+        self.assertIn("0.00048828 (computed by step 01's naive_softmax); you said 0.5, ratio 1.02e+03\n", output)
         self.assertIn("Within 5 %: 1 of 3.", output)
 
     def test_what_is_no_number_is_asked_for_again_and_an_empty_line_skips(self):
-        output = run("--step", "1", given="eleven\n11.09375\n\n1/0\n2,048\n").stdout
+        output = run("--step", "1", given="eleven\n11.09375\n\n1/0\n1/2,048\n").stdout
         self.assertIn("'eleven' is not a number; write", output)
         self.assertIn("'1/0' is not a number; write", output)
         self.assertIn("Within 5 %: 2 of 2.", output)

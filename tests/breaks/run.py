@@ -9,7 +9,8 @@ reason it names, and the inputs said to hide it must pass. variants.py says what
     run.py --update              also writes the results of those that ran to tests/breaks/results.csv, and what is
                                  generated from it
 
-Variants are built beside an existing build tree of the emulator (--build; else build/breaks or build/default)."""
+Variants are built beside an existing build tree of the emulator (--build; else build/breaks, build/default or
+build/emulator, as the presets make them)."""
 
 import argparse
 import concurrent.futures
@@ -91,7 +92,7 @@ def run_variant(variant, tree):
 def find_tree(wanted):
     if wanted:
         return Tree(wanted)
-    for name in ("breaks", "default"):
+    for name in ("breaks", "default", "emulator"):
         if (ROOT / "build" / name / "build.ninja").is_file():
             return Tree(ROOT / "build" / name)
     raise BadVariant("there is no build tree; make one with: cmake --workflow --preset test")
