@@ -12,12 +12,21 @@ import matplotlib.pyplot as plt  # noqa: E402
 # readers: from the palette of Okabe and Ito, with marker and dash as a second sign. Text and axes are in the grey whose
 # contrast is the same on both backgrounds, 4.35, and no grey has more; so text is not small.
 INK = "#727a85"
+ON_COLOUR = "black"  # text and marks on a filled area, which hides the background: 4.8 or more on every colour below
 STYLES = [
     {"color": "#d55e00", "marker": "o", "linestyle": "-"},
     {"color": "#0d7fc2", "marker": "s", "linestyle": "--"},
     {"color": "#009e73", "marker": "^", "linestyle": "-."},
     {"color": "#b8699b", "marker": "D", "linestyle": ":"},
 ]
+
+
+FAINT = {"facecolor": INK + "26", "edgecolor": INK}  # bars that lines and numbers cross
+
+
+def nested(looks):
+    """Looks whose points are seen where the second lies on the first, or the last two on any."""
+    return [{**look, "markersize": size} for look, size in zip(looks, (10, 6, 8, 4.5))]
 
 
 class Skip(Exception):

@@ -1,5 +1,7 @@
 """Pictures of the backward: beside PyTorch's, its two modes, its errors, and the losses of a training."""
 
+from matplotlib import ticker
+
 import training_results
 from drawing import INK, STYLES, Skip, axis_of_lengths, needed, panels_over_legend, plt
 from gpu_tables import DETERMINISTIC, FAST, FLASH
@@ -37,30 +39,13 @@ def backward_share(rows):
                     band(ax, line, 100, look)
                     lengths.update(r["Nk"] for r in line)
         ax.axhline(100, color=INK, linewidth=1.2)
+        ax.annotate(FLASH, (min(lengths), 100), xytext=(0, -11), textcoords="offset points", fontsize=9)
         ax.set_title(f"D = {head_dim}", fontsize=11)
         axis_of_lengths(ax, sorted(lengths))
         ax.tick_params(axis="x", labelrotation=30)
     panels[0].set_ylim(bottom=0)
     panels[0].set_ylabel(f"backward, % of {FLASH}'s speed")
     legend(ncol=3)
-    return fig
-
-
-def lines_of_cases(lines, ylabel, guide, words):
-    """One line for each head dimension and mask, in %, over a guide."""
-    fig, ax = plt.subplots()
-    lengths = set()
-    for (head_dim, mask), look in zip(CASES, STYLES):
-        points = lines.get((head_dim, mask), [])
-        if points:
-            ax.plot(*zip(*points), label=with_mask(f"D = {head_dim}", mask), **look)
-            lengths.update(n for n, _ in points)
-    ax.axhline(guide, color=INK, linewidth=1.2)
-    ax.annotate(words, (min(lengths), guide), xytext=(0, 3), textcoords="offset points", fontsize=9)
-    ax.set_ylim(bottom=0)
-    ax.set_ylabel(ylabel)
-    axis_of_lengths(ax, sorted(lengths))
-    ax.legend(loc="lower right")
     return fig
 
 
@@ -74,26 +59,31 @@ def backward_modes(rows):
         if {FAST, DETERMINISTIC} <= modes.keys():
             lines.setdefault((head_dim, mask), []).append((n, 100 * modes[FAST] / modes[DETERMINISTIC]))
     needed(lines, "both modes of the backward in one process")
-    return lines_of_cases(lines, "deterministic, % of the fast mode's speed", 100, "fast mode")
-
-
-def forward_backward(rows):
-    lines = {}
-    for row in measured(rows, "ratio_to_sdpa_flash", op="forward_backward", dtype="bf16", variant=FAST):
-        if (row["D"], row["mask"]) in CASES:
-            lines.setdefault((row["D"], row["mask"]), []).append((row["Nk"], 100 * row["median"]))
-    needed(lines, "forward and backward beside SDPA flash's")
-    return lines_of_cases(lines, f"forward + backward, % of {FLASH}'s speed", 100, FLASH)
+    fig, ax = plt.subplots()
+    lengths = set()
+    for (head_dim, mask), look in zip(CASES, STYLES):
+        points = lines.get((head_dim, mask), [])
+        if points:
+            ax.plot(*zip(*points), label=with_mask(f"D = {head_dim}", mask), **look)
+            lengths.update(n for n, _ in points)
+    ax.axhline(100, color=INK, linewidth=1.2)
+    ax.annotate("fast mode", (min(lengths), 100), xytext=(0, 3), textcoords="offset points", fontsize=9)
+    ax.set_ylim(bottom=0)
+    ax.set_ylabel("deterministic, % of the fast speed")
+    axis_of_lengths(ax, sorted(lengths))
+    ax.legend(loc="lower right")
+    return fig
 
 
 def gradient_error(rows):
-    """The largest of the errors of dQ, dK and dV."""
+    """The largest of the errors of dQ, dK and dV, at one head dimension."""
     found = {}
-    for name in ("dq", "dk", "dv"):
-        for row in measured(rows, f"error_{name}", op="gradient_error"):
+    errors = [row for name in ("dq", "dk", "dv") for row in measured(rows, f"error_{name}", op="gradient_error")]
+    widest = max(row["D"] for row in needed(errors, "errors of gradients"))
+    for row in errors:
+        if row["D"] == widest:
             line = found.setdefault((row["mask"], row["dtype"], row["variant"]), {})
             line[row["Nk"]] = max(line.get(row["Nk"], 0.0), row["median"])
-    needed(found, "errors of gradients")
     fig, panels, legend = panels_over_legend(2, (7.2, 4.4), 0.8)
     looks = [("bf16", FAST), ("bf16", FLASH), ("fp16", FAST), ("fp16", FLASH)]
     for ax, mask in zip(panels, ("none", "causal")):
@@ -101,15 +91,18 @@ def gradient_error(rows):
         for (dtype, variant), look in zip(looks, STYLES):
             line = found.get((mask, dtype, variant))
             if line:
-                name = "step 09" if variant == FAST else variant
+                name = "step 09, fast" if variant == FAST else variant
                 ax.plot(*zip(*sorted(line.items())), label=f"{name}, {dtype}", **look)
                 lengths.update(line)
         ax.set_yscale("log")
-        ax.set_title("causal" if mask == "causal" else "no mask", fontsize=11)
+        ax.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        ax.yaxis.set_major_formatter(lambda value, _: f"{value:.0e}".replace("e-0", "e-"))
+        ax.yaxis.set_minor_locator(ticker.NullLocator())
+        ax.set_title(with_mask(f"D = {widest}", mask), fontsize=11)
         if lengths:
             axis_of_lengths(ax, sorted(lengths))
             ax.tick_params(axis="x", labelrotation=30)
-    panels[0].set_ylabel("relative error of dQ, dK, dV")
+    panels[0].set_ylabel("largest of the relative\nerrors of dQ, dK and dV")
     legend(ncol=2)
     return fig
 
@@ -129,5 +122,5 @@ def training(_rows):
 
 
 PICTURES = {
-    picture.__name__: picture for picture in (backward_share, backward_modes, forward_backward, gradient_error, training)
+    picture.__name__: picture for picture in (backward_share, backward_modes, gradient_error, training)
 }

@@ -2,13 +2,14 @@
 
 import re
 
+import math
+
 import results
-from drawing import INK, STYLES, Skip, axis_of_lengths, needed, panels_over_legend, plt
+from drawing import INK, ON_COLOUR, STYLES, Skip, axis_of_lengths, needed, panels_over_legend, plt
 
 STEPS = ("04", "05", "06", "07", "08")
 BESIDE_PEERS = "beside peers"
 FLASH, CUDNN = "SDPA flash", "SDPA cuDNN"
-FORMULA = {"color": INK, "linestyle": ":", "marker": "none"}
 
 
 def gpu_rows(rows, metric, **wanted):
@@ -44,6 +45,11 @@ def bandwidth(rows):
     return max(needed(found, "the copy bandwidth of a GPU"))
 
 
+def under(height, heights, room):
+    """Whether a line's label goes under it, since the next line above is nearer than the label needs."""
+    return any(0 < other - height < room for other in heights)
+
+
 def gpu_ladder(rows):
     problem = {"mask": "none", "D": 128, "Nq": 4096, "Nk": 4096}
     heights = {}
@@ -55,15 +61,18 @@ def gpu_ladder(rows):
     fig, ax = plt.subplots(figsize=(7.2, 4.6))
     places = range(len(heights))
     ax.bar(places, heights.values(), color=STYLES[1]["color"], width=0.6)
-    for place, height in zip(places, heights.values()):
-        text = f"{height:.3g}"
-        ax.annotate(text, (place, height), xytext=(0, 3), textcoords="offset points", ha="center")
     peers = [(name, of_peer(rows, "rate", name, **problem)) for name in (FLASH, CUDNN)]
     marks = [(name, found[-1]["median"]) for name, found in peers if found] + ceilings(rows)
+    lines = [rate / 1e3 for _, rate in marks]
+    top = max([*lines, *heights.values()])
+    for place, height in zip(places, heights.values()):
+        # A high bar has its number inside, where no line crosses it.
+        look = {"xytext": (0, -15), "color": ON_COLOUR} if height > 0.1 * top else {"xytext": (0, 3)}
+        ax.annotate(f"{height:.3g}", (place, height), textcoords="offset points", ha="center", **look)
     for (name, rate), dash in zip(marks, ("-", "--", "-.", ":")):
         ax.axhline(rate / 1e3, color=STYLES[0]["color"] if name in (FLASH, CUDNN) else INK, linestyle=dash, linewidth=1.5)
-        where = (-0.45, rate / 1e3)
-        ax.annotate(f"{name}: {rate / 1e3:.3g}", where, xytext=(0, 3), textcoords="offset points", fontsize=9)
+        aside = (0, -11 if under(rate / 1e3, lines, 0.05 * top) else 3)
+        ax.annotate(f"{name}: {rate / 1e3:.3g}", (-0.45, rate / 1e3), aside, textcoords="offset points", fontsize=9)
     ax.set_xlim(-0.5, len(heights) - 0.5)
     ax.set_xticks(list(places), [f"step {step}" for step in heights])
     ax.grid(axis="x", visible=False)
@@ -122,7 +131,7 @@ def tile_heatmap(rows):
                 colour = "black" if rate > 0.6 * top else "white"
                 best = rate == np.nanmax(rates)
                 ax.text(x, y, f"{rate:.0f}", ha="center", va="center", color=colour, weight="bold" if best else "normal")
-        ax.set_xticks(range(len(teams)), [f"{warps} warps\n{stages} stages" for warps, stages in teams], fontsize=8)
+        ax.set_xticks(range(len(teams)), [f"{warps} warps\n{stages} stages" for warps, stages in teams], fontsize=9)
         ax.set_yticks(range(len(tiles)), [f"{q} x {kv}" for q, kv in tiles])
         ax.grid(visible=False)
         lengths = sorted({row["Nk"] for row in found if row["D"] == head_dim})
@@ -133,22 +142,24 @@ def tile_heatmap(rows):
 
 
 def ablation(rows):
-    found = needed(gpu_rows(rows, "rate", op="ablation", Nk=4096), "the ablation at N = 4096")
+    length = 4096
+    found = needed(gpu_rows(rows, "rate", op="ablation", Nk=length), f"the ablation at N = {length}")
     dims = sorted({row["D"] for row in found})
     ideas = [name for name in dict.fromkeys(row["variant"] for row in found) if name != "forward"]
     fig, panels, legend = panels_over_legend(len(dims), (7.2, 0.42 * len(ideas) + 1.8))
     for ax, head_dim in zip(panels, dims):
-        for shift, mask, look in ((-0.2, "none", STYLES[1]), (0.2, "causal", STYLES[0])):
+        for shift, mask, hatch in ((-0.2, "none", ""), (0.2, "causal", "////")):
             rates = {r["variant"]: r["median"] for r in found if r["D"] == head_dim and r["mask"] == mask}
             if "forward" not in rates:
                 continue
             changes = {name: 100 * (rates[name] / rates["forward"] - 1) for name in ideas if name in rates}
             places = [ideas.index(name) + shift for name in changes]
             label = "causal" if mask == "causal" else "no mask"
-            ax.barh(places, changes.values(), height=0.38, color=look["color"], label=label)
+            look = {"facecolor": STYLES[0 if hatch else 1]["color"], "hatch": hatch, "edgecolor": ON_COLOUR, "linewidth": 0}
+            ax.barh(places, changes.values(), height=0.38, label=label, **look)
         ax.axvline(0, color=INK, linewidth=1)
         ax.grid(axis="y", visible=False)
-        ax.set_title(f"D = {head_dim}", fontsize=11)
+        ax.set_title(f"D = {head_dim}, N = {length}", fontsize=11)
         ax.set_xlabel("change of speed, %")
     panels[0].set_yticks(range(len(ideas)), [name.replace("_", " ") for name in ideas])
     panels[0].invert_yaxis()
@@ -157,40 +168,51 @@ def ablation(rows):
 
 
 def memory_gpu(rows):
-    """Of one head. A step's own bench does not count L, which the caller hands in."""
+    """Of a whole call. A step's own bench does not count L, which the caller hands in."""
 
-    def per_head(row):
-        of_lse = 0 if row["variant"] == BESIDE_PEERS or not row["step"] else 4 * row["Nq"]
-        return row["Nk"], row["median"] / (row["B"] * row["Hq"]) + of_lse
+    def in_all(row):
+        of_lse = 0 if row["variant"] == BESIDE_PEERS or not row["step"] else 4 * row["Nq"] * row["B"] * row["Hq"]
+        return row["Nk"], row["median"] + of_lse
 
-    found = []  # (name, points)
-    for step in STEPS:
-        found.append((f"step {step}", of_step(rows, "extra_memory", step, mask="none", D=64)))
+    def alike(some, others):
+        """On the lengths of both; a random generator's state of 1 KiB is no difference."""
+        both = some.keys() & others.keys()
+        return both and all(math.isclose(some[n], others[n], rel_tol=0.01) for n in both)
+
+    wanted = {"mask": "none", "D": 64}
+    found = [(f"step {step}", of_step(rows, "extra_memory", step, **wanted)) for step in STEPS]
     needed(any(some for _, some in found), "the extra memory of the GPU steps at D = 64")
-    for peer in ("unfused cuBLAS", FLASH):
-        found.append((peer, of_peer(rows, "extra_memory", peer, mask="none", D=64)))
-    named = []  # (names, points); a line that lies on another one shares it
+    found += [(peer, of_peer(rows, "extra_memory", peer, **wanted)) for peer in ("unfused cuBLAS", FLASH)]
+    named, heads = [], {}  # (names, points), where a line that lies on another one shares it; slices of a call
     for name, some in found:
-        points = dict(map(per_head, filter(results.is_square, some)))
-        same = next((line for line in named if points.items() <= line[1].items() or line[1].items() <= points.items()), None)
-        if points and same:
+        some = list(filter(results.is_square, some))
+        heads.update((row["Nk"], row["B"] * row["Hq"]) for row in some)
+        points = dict(map(in_all, some))
+        same = next((line for line in named if alike(points, line[1])), None)
+        if same:
             same[0].append(name)
-            same[1].update(points)
+            same[1].update({**points, **same[1]})
         elif points:
             named.append(([name], points))
-    fig, ax = plt.subplots()
-    lengths = sorted({n for _, points in named for n in points})
-    for (names, points), look in zip(named, STYLES * 3):
+    fig, ax = plt.subplots(figsize=(7.2, 4.6))
+    lengths = sorted(heads)
+    matrices = [6 * n * n * heads[n] for n in lengths]
+    lse = [4 * n * heads[n] for n in lengths]
+    wide = {"color": INK, "linewidth": 7, "alpha": 0.35}
+    ax.plot(lengths, matrices, label="S in fp32 and P in bf16: 6 N² bytes a head", **wide)
+    ax.plot(lengths, lse, label="L: 4 N bytes a head", linestyle=":", **wide)
+    for (names, points), look in zip(named, STYLES):
         label = ", ".join(names).replace(", step ", ", ")
-        ax.plot(*zip(*sorted(points.items())), label=label.replace("step", "steps") if "," in label else label, **look)
-    ax.plot(lengths, [6 * n * n for n in lengths], label="N x N: S in fp32 and P in bf16, 6 N² bytes", **FORMULA)
-    ax.plot(lengths, [4 * n for n in lengths], label="L, 4 N bytes", **{**FORMULA, "linestyle": "--"})
+        ax.plot(*zip(*sorted(points.items())), label=label.replace("step", "steps") if ", 0" in label else label, **look)
     ax.set_yscale("log", base=2)
-    ticks = [(2.0**10, "1 KiB"), (2.0**15, "32 KiB"), (2.0**20, "1 MiB"), (2.0**25, "32 MiB"), (2.0**30, "1 GiB")]
+    ticks = [(2.0 ** (10 * i + j), f"{2**j} {unit}") for i, unit in enumerate(("KiB", "MiB", "GiB"), 1) for j in (0, 5)]
     ax.set_yticks([t for t, _ in ticks], [name for _, name in ticks])
-    ax.set_ylabel("extra memory of one head")
-    axis_of_lengths(ax, lengths)
-    ax.legend(fontsize=9)
+    ax.set_ylim(min(lse) / 4, 2 * max(matrices))
+    rows_in_all = {n * heads[n] for n in lengths}
+    same = f"; B H N = {rows_in_all.pop()} in every call" if len(rows_in_all) == 1 else ""
+    ax.set_ylabel("extra memory of a call")
+    axis_of_lengths(ax, lengths, f"N (queries and keys){same}")
+    ax.legend(fontsize=10, loc="center left", bbox_to_anchor=(0.0, 0.42))
     return fig
 
 
@@ -208,20 +230,24 @@ def roofline(rows):
     roofs = [*ceilings(rows), *([("fp32 multiply-adds on CUDA cores", max(flops))] if flops else [])]
     if not roofs:
         raise Skip("no results for the ceilings of a GPU")
-    left, right = min(10, *(x for _, x, _ in points)) / 2, max(x for _, x, _ in points) * 3
-    fig, ax = plt.subplots(figsize=(7.2, 4.6))
+    left, right = min(10, *(x for _, x, _ in points)) / 2, max(x for _, x, _ in points) * 5
+    fig, ax = plt.subplots(figsize=(7.2, 4.8))
     highest = max(rate for _, rate in roofs) / 1e3
     ax.plot([left, highest / slope], [left * slope, highest], color=INK, linewidth=1.5)
-    ax.annotate(f"device copy: {slope:.2g} TB/s", (left, left * slope), xytext=(4, 10), textcoords="offset points", fontsize=9)
+    beside = {"textcoords": "offset points", "fontsize": 9}
+    ax.annotate(f"device copy: {slope:.2g} TB/s", (3 * left, 3 * left * slope), xytext=(8, -12), **beside)
+    heights = [math.log(rate / 1e3) for _, rate in roofs]
     for (name, rate), dash in zip(roofs, ("-", "--", "-.")):
         height = rate / 1e3
         ax.plot([height / slope, right], [height, height], color=INK, linestyle=dash, linewidth=1.5)
-        ax.annotate(
-            f"{name}: {height:.3g} TFLOP/s", (right, height), xytext=(-2, 3), textcoords="offset points", ha="right", fontsize=9
-        )
+        aside = -11 if under(math.log(height), heights, math.log(1.5)) else 3
+        ax.annotate(f"{name}: {height:.3g}", (height / slope, height), xytext=(10, aside), **beside)
     for (step, x, y), look in zip(points, [*STYLES, {"color": INK, "marker": "v"}]):
         ax.plot(x, y, marker=look["marker"], color=look["color"], markersize=9, linestyle="none")
-        ax.annotate(f"step {step}", (x, y), xytext=(8, -4), textcoords="offset points")
+        # Points that lie close together push their labels apart.
+        close = [there[1] for _, *there in points if max(abs(math.log(a / b)) for a, b in zip((x, y), there)) < math.log(1.5)]
+        aside = -4 + sum(6 * ((other < y) - (other > y)) for other in close)
+        ax.annotate(f"step {step}: {y:.3g}", (x, y), xytext=(8, aside), textcoords="offset points")
     ax.set_xscale("log")
     ax.set_yscale("log")
     ax.set_xlim(left, right)

@@ -11,7 +11,7 @@ Every line is picture,row,column,a,b:
 import csv
 import pathlib
 
-from drawing import INK, STYLES, Skip, plt
+from drawing import FAINT, INK, ON_COLOUR, STYLES, Skip, plt
 
 FILE = pathlib.Path(__file__).resolve().parent / "diagrams.csv"
 COLOURS = [look["color"] for look in STYLES]
@@ -46,10 +46,21 @@ def board(ax, rows, columns, title=""):
     ax.set_yticks(range(rows))
 
 
-def cell(ax, row, column, text, colour, strong=0.25, size=9):
-    square = plt.Rectangle((column - 0.46, row - 0.46), 0.92, 0.92, facecolor=colour, alpha=strong, edgecolor="none")
-    ax.add_patch(square)
-    ax.text(column, row, text, ha="center", va="center", fontsize=size)
+EMPTY = {"facecolor": "none", "edgecolor": INK, "linewidth": 0.6}
+
+
+def cell(ax, row, column, text, look, size=9):
+    """A cell with the look of a patch: filled, with dark text on it, or empty."""
+    ax.add_patch(plt.Rectangle((column - 0.45, row - 0.45), 0.9, 0.9, **look))
+    colour = INK if look["facecolor"] == "none" else ON_COLOUR
+    ax.text(column, row, text, ha="center", va="center", fontsize=size, color=colour)
+
+
+def patch_legend(ax, looks, below, ncol, fontsize):
+    """What areas of some looks, {name: look}, stand for."""
+    handles = [plt.Rectangle((0, 0), 1, 1, label=name, **look) for name, look in looks.items()]
+    place = {"loc": "upper center", "bbox_to_anchor": (0.5, -below)}
+    ax.legend(handles=handles, ncol=ncol, fontsize=fontsize, handlelength=1.2, handleheight=1.2, **place)
 
 
 def online_output(_rows):
@@ -60,17 +71,18 @@ def online_output(_rows):
     scores, values = zip(*(found[i, 0] for i in range(count)))
     maxima, sums = zip(*(found[i, 1] for i in range(count)))
     _, outputs = zip(*(found[i, 2] for i in range(count)))
-    panels[0].bar(places, scores, color=INK, alpha=0.35, width=0.5, label="score that arrives")
+    panels[0].bar(places, scores, **FAINT, width=0.5, label="score that arrives")
     panels[0].step(places, maxima, where="mid", **STYLES[0], label="m, the running maximum")
     panels[0].set_ylim(0, 7.4)
     panels[1].plot(places, sums, **STYLES[1], label="l, the running sum")
-    panels[1].set_ylim(0.8, 1.75)
-    panels[2].bar(places, values, color=INK, alpha=0.35, width=0.5, label="value of that score")
+    panels[1].set_ylim(0.75, 1.75)
+    panels[2].bar(places, values, **FAINT, width=0.5, label="value of that score")
     panels[2].plot(places, outputs, **STYLES[2], label="o = acc / l, the output so far")
     panels[2].set_ylim(0, 62)
     for ax, numbers in zip(panels, (maxima, sums, outputs)):
-        for place, number in zip(places, numbers):
-            ax.annotate(f"{number:.4g}", (place, number), xytext=(0, 7), textcoords="offset points", ha="center", fontsize=10)
+        for place, number, after in zip(places, numbers, [*numbers[1:], 0]):
+            aside = (0, -17 if ax is panels[1] and after > number else 7)  # on the side that the line does not take
+            ax.annotate(f"{number:.4g}", (place, number), aside, textcoords="offset points", ha="center", fontsize=10)
         ax.legend(loc="upper left", fontsize=10, ncol=2)
     panels[2].set_xticks(list(places), [f"score {s:g}, value {v:g}" for s, v in zip(scores, values)])
     return fig
@@ -81,16 +93,15 @@ def matrix(ax, found, rows, columns, title, registers):
     board(ax, rows, columns, title)
     for (row, column), (lane, place) in found.items():
         register = int(place) // registers
-        cell(ax, row, column, f"{lane:.0f}", COLOURS[register % 4], size=8)
+        cell(ax, row, column, f"{lane:.0f}", {"facecolor": COLOURS[register % 4]}, size=8)
     ax.set_xticks(range(0, columns, 4))
     ax.set_yticks(range(0, rows, 4))
     ax.tick_params(labelsize=9)
 
 
-def registers_legend(ax, names):
-    for i, name in enumerate(names):
-        ax.plot([], [], marker="s", linestyle="none", markersize=9, alpha=0.5, color=COLOURS[i], label=name)
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.07), ncol=2, fontsize=9, handletextpad=0.1, columnspacing=1)
+def registers_legend(ax, names, order=(0, 1, 2, 3)):
+    """Of a matrix in four quarters, the names arranged as the quarters are; the order is down, then up again and down."""
+    patch_legend(ax, {names[i]: {"facecolor": COLOURS[i]} for i in order}, 0.07, 2, 9)
 
 
 def mma_fragments(_rows):
@@ -108,7 +119,7 @@ def mma_fragments(_rows):
     if any(operand[place] != (lane, held[1] + place[1] % 2) for place, held in pairs.items() for lane in [held[0]]):
         raise ValueError("accumulators and operand differ: the picture's statement would be false")
     matrix(bottom[0], cells("operand_b_of_k"), 16, 16, "K (key, channel) by ldmatrix", 2)
-    registers_legend(bottom[0], ["b0, keys 0 to 7", "b1, keys 0 to 7", "b0, keys 8 to 15", "b1, keys 8 to 15"])
+    registers_legend(bottom[0], ["b0, keys 0 to 7", "b1, keys 0 to 7", "b0, keys 8 to 15", "b1, keys 8 to 15"], (0, 2, 1, 3))
     matrix(bottom[1], cells("operand_b_of_v"), 16, 16, "V (key, channel) by ldmatrix, trans", 2)
     registers_legend(bottom[1], ["b0, channels 0 to 7", "b1, channels 0 to 7", "b0, channels 8 to 15", "b1, channels 8 to 15"])
     return fig
@@ -124,13 +135,17 @@ def swizzle(_rows):
         board(ax, 8, 8, f"{title}\nchunk 3 of eight rows: {passes} pass{'es' if passes > 1 else ''}")
         for (row, chunk), groups in found.items():
             asked = chunk == 3
-            cell(ax, row, groups[which], str(chunk), COLOURS[0] if asked else INK, 0.7 if asked else 0.12)
+            cell(ax, row, groups[which], str(chunk), {"facecolor": COLOURS[0]} if asked else EMPTY)
         ax.set_xlabel("group of four banks")
     panels[0].set_ylabel("row of the tile")
     return fig
 
 
-CLASSES = {2: ("full", COLOURS[2]), 1: ("boundary", COLOURS[0]), 0: ("beyond", INK)}
+CLASSES = {
+    2: ("full", {"facecolor": COLOURS[2]}),
+    1: ("boundary", {"facecolor": COLOURS[0], "edgecolor": ON_COLOUR, "linewidth": 1.5, "linestyle": "--"}),
+    0: ("beyond", EMPTY),
+}
 
 
 def tile_classes(_rows):
@@ -139,41 +154,37 @@ def tile_classes(_rows):
     fig, ax = plt.subplots(figsize=(7.6, 4.9))
     board(ax, rows, columns)
     for (row, column), (kind, loaded) in found.items():
-        cell(ax, row, column, "" if loaded else "·", CLASSES[kind][1], 0.6 if loaded else 0.1)
+        cell(ax, row, column, "" if loaded else "·", CLASSES[kind][1])
     count = {kind: sum(1 for held in found.values() if held[0] == kind) for kind in CLASSES}
     loaded = sum(1 for held in found.values() if held[1])
-    for kind, (name, colour) in CLASSES.items():
-        alpha = 0.6 if kind else 0.15
-        ax.plot([], [], marker="s", linestyle="none", markersize=10, color=colour, alpha=alpha, label=f"{name}: {count[kind]}")
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncol=3, fontsize=11)
+    patch_legend(ax, {f"{name}: {count[kind]}": look for kind, (name, look) in CLASSES.items()}, 0.14, 3, 11)
     ax.set_xlabel("key tile")
     ax.set_ylabel("query tile")
     ax.set_title(f"loaded: {loaded} of {len(found)}", fontsize=11)
     return fig
 
 
+def walks(ax, found, title):
+    """A board whose numbers say when the block of a row comes to a tile; a dot, that it never does."""
+    rows, columns = (1 + max(place[i] for place in found) for i in (0, 1))
+    board(ax, rows, columns, title)
+    ax.set_aspect("auto")
+    for row in range(rows):
+        turn = 0
+        for column in range(columns):
+            kind, visited = found[row, column]
+            turn += visited
+            cell(ax, row, column, f"{turn:.0f}" if visited else "·", CLASSES[kind][1])
+
+
 def tile_walk(_rows):
     fig, panels = plt.subplots(2, 1, figsize=(7.2, 6.6), gridspec_kw={"height_ratios": (5, 3)})
     words = ("walk_05", "step 05: 64 x 64, every tile"), ("walk_08", "step 08: 128 x 64, up to the diagonal")
     for ax, (name, title) in zip(panels, words):
-        found = cells(name)
-        rows, columns = (1 + max(place[i] for place in found) for i in (0, 1))
-        board(ax, rows, columns, title)
-        for row in range(rows):
-            visited = [column for column in range(columns) if found[row, column][1]]
-            for step, column in enumerate(visited, 1):
-                cell(ax, row, column, str(step), CLASSES[found[row, column][0]][1], 0.5)
-            for column in range(columns):
-                if column not in visited:
-                    cell(ax, row, column, "·", INK, 0.08)
-            for column in visited[:-1]:
-                ax.annotate("", (column + 0.72, row), (column + 0.28, row), arrowprops={"arrowstyle": "->", "color": INK})
+        walks(ax, cells(name), title)
         ax.set_ylabel("query tile: a block")
-        ax.set_aspect("auto")
-    for name, colour in CLASSES.values():
-        panels[1].plot([], [], marker="s", linestyle="none", markersize=10, alpha=0.5, color=colour, label=name)
-    panels[1].set_xlabel("key tile; the number says when the block comes to it")
-    panels[1].legend(loc="upper center", bbox_to_anchor=(0.5, -0.32), ncol=3, fontsize=11)
+    panels[1].set_xlabel("key tile; the number says when the block comes to it, a dot: never")
+    patch_legend(panels[1], dict(CLASSES.values()), 0.32, 3, 11)
     return fig
 
 

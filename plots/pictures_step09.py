@@ -4,8 +4,8 @@ from the step's own launches, visited tiles from plots/diagrams.csv."""
 import re
 
 import results
-from drawing import INK, STYLES, Skip, plt
-from pictures_lessons import CLASSES, bare, board, cell, cells
+from drawing import INK, ON_COLOUR, STYLES, Skip, plt
+from pictures_lessons import CLASSES, EMPTY, bare, cells, patch_legend, walks
 
 SOURCE = results.ROOT / "steps" / "09_fa2_backward" / "backward.cu"
 COLOURS = [look["color"] for look in STYLES]
@@ -39,7 +39,7 @@ SHAPES = {
     "Sᵀ": "kq", "Pᵀ": "kq", "dPᵀ": "kq", "dSᵀ": "kq", "dS": "qk",
 }  # fmt: skip
 # Where a matrix lies while it is multiplied.
-SHARED, REGISTERS, MEMORY = COLOURS[1], COLOURS[0], COLOURS[2]
+SHARED, REGISTERS, MEMORY = ("shared", COLOURS[1]), ("registers", COLOURS[0]), ("global", COLOURS[2])
 PLACES = {name: SHARED for name in ("K", "V", "Q", "dO", "Qᵀ", "dOᵀ", "dS")} | {"dQ": MEMORY}
 
 
@@ -51,9 +51,11 @@ def backward_products(_rows):
 
     def draw(name, x, y):
         rows, columns = (size[letter] for letter in SHAPES[name])
-        colour = PLACES.get(name, REGISTERS)
-        ax.add_patch(plt.Rectangle((x, y - rows / 2), columns, rows, facecolor=colour, alpha=0.3, edgecolor=colour))
-        ax.text(x + columns / 2, y, name, ha="center", va="center", fontsize=13)
+        place, colour = PLACES.get(name, REGISTERS)
+        ax.add_patch(plt.Rectangle((x, y - rows / 2), columns, rows, facecolor=colour))
+        inside = {"ha": "center", "va": "center", "color": ON_COLOUR}
+        ax.text(x + columns / 2, y - 0.1, name, fontsize=13, **inside)
+        ax.text(x + columns / 2, y + 0.2, place, fontsize=9, **inside)
 
     y = 0.0
     middles = []
@@ -79,9 +81,8 @@ def backward_products(_rows):
     ax.set_aspect("equal")
     ax.set_xticks([])
     ax.set_yticks([])
-    for colour, name in ((SHARED, "shared memory"), (REGISTERS, "registers"), (MEMORY, "atomic additions to global memory")):
-        ax.plot([], [], marker="s", linestyle="none", markersize=10, alpha=0.5, color=colour, label=name)
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncol=3, fontsize=10)
+    words = ((SHARED, "shared memory"), (REGISTERS, "registers"), (MEMORY, "atomic additions to global memory"))
+    patch_legend(ax, {name: {"facecolor": colour} for (_, colour), name in words}, 0, 3, 10)
     ax.set_title(f"a tile of {queries} queries and {keys} keys, D = 64", fontsize=11)
     return fig
 
@@ -122,9 +123,10 @@ def backward_warps(_rows):
                     ax.plot([x, x], [warp - 0.48, warp + 0.48], color=INK, linewidth=4, solid_capstyle="butt")
                     continue
                 width = mma or element_wise
-                colour = colours.get(name, INK)
-                ax.barh(warp, width, left=x, height=0.8, color=colour, alpha=0.35 if mma else 0.15, edgecolor=colour)
-                ax.text(x + width / 2, warp, f"{name} {mma}" if mma else name, ha="center", va="center", fontsize=9)
+                look = {"facecolor": colours[name], "edgecolor": ON_COLOUR, "linewidth": 0.6} if mma else EMPTY
+                ax.barh(warp, width, left=x, height=0.8, **look)
+                text, colour = (f"{name} {mma}", ON_COLOUR) if mma else (name, INK)
+                ax.text(x + width / 2, warp, text, ha="center", va="center", fontsize=9, color=colour)
                 x += width
         ax.set_yticks(range(warps), [f"warp {warp}" for warp in range(warps)])
         ax.invert_yaxis()
@@ -140,23 +142,12 @@ def backward_warps(_rows):
 
 def backward_walk(_rows):
     found = cells("walk_09")
-    rows, columns = (1 + max(place[i] for place in found) for i in (0, 1))
     fig, ax = plt.subplots(figsize=(7.6, 4.6))
-    board(ax, rows, columns)
-    ax.set_aspect("auto")
-    for row in range(rows):
-        visited = [column for column in range(columns) if found[row, column][1]]
-        for step, column in enumerate(visited, 1):
-            cell(ax, row, column, str(step), CLASSES[found[row, column][0]][1], 0.5)
-        for column in set(range(columns)) - set(visited):
-            cell(ax, row, column, "·", INK, 0.08)
-    for name, colour in CLASSES.values():
-        ax.plot([], [], marker="s", linestyle="none", markersize=10, alpha=0.5, color=colour, label=name)
     walked = sum(1 for _, loaded in found.values() if loaded)
-    ax.set_title(f"walked: {walked} of {len(found)}", fontsize=11)
-    ax.set_xlabel("query tile; the number says when the block comes to it")
+    walks(ax, found, f"walked: {walked} of {len(found)}")
+    ax.set_xlabel("query tile; the number says when the block comes to it, a dot: never")
     ax.set_ylabel("key tile: a block")
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncol=3, fontsize=11)
+    patch_legend(ax, dict(CLASSES.values()), 0.16, 3, 11)
     return fig
 
 

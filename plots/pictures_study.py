@@ -1,7 +1,7 @@
 """Pictures of docs/numerics.md, from plots/data/study.csv."""
 
 import studies
-from drawing import INK, STYLES, axis_of_lengths, needed, panels_over_legend, plt
+from drawing import INK, STYLES, axis_of_lengths, needed, nested, panels_over_legend, plt
 
 
 def error_vs_n(rows):
@@ -14,7 +14,7 @@ def error_vs_n(rows):
     fig, ax = plt.subplots()
     lengths = set()
     whole = {"color": INK, "linestyle": "-", "marker": "none"}
-    for method, look in [*zip(methods, STYLES), ("a whole step: P and O rounded to bf16", whole)]:
+    for method, look in [*zip(methods, nested(STYLES)), ("a whole step: P and O rounded to bf16", whole)]:
         found = [r for r in studies.of(rows, "growth_error") if r["variant"] == f"{method}: random scores"]
         found = sorted(needed(found, f"the study, {method}"), key=lambda row: row["Nk"])
         ax.plot([row["Nk"] for row in found], [row["median"] for row in found], label=method, **look)
@@ -30,7 +30,7 @@ def error_vs_n(rows):
 def axis_of_sizes(ax, sizes):
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
-    ax.set_xticks(sizes, [f"{size:g}" for size in sizes])
+    ax.set_xticks(sizes, [f"{size:g}" for size in sizes], rotation=30 if len(sizes) > 5 else 0)
     ax.minorticks_off()
     ax.set_xlabel("spread of the scaled scores (σ)")
 
@@ -48,7 +48,7 @@ def where_to_scale(rows):
     for ax, head_dim in zip(panels, (64, 128)):
         found = needed([r for r in studies.of(rows, "scale_error") if r["D"] == head_dim], "the study of the scale")
         table = studies.by_size(found)
-        methods = [*zip(studies.SCALE_METHODS, STYLES), ("folded, P and O in bf16", whole)]
+        methods = [*zip(studies.SCALE_METHODS, nested(STYLES)), ("folded, P and O in bf16", whole)]
         lines(ax, table, methods)
         axis_of_sizes(ax, sorted(table[methods[0][0]]))
         ax.set_title(f"D = {head_dim}, scale = 1/{'8' if head_dim == 64 else '11.3'}", fontsize=11)

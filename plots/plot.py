@@ -20,7 +20,7 @@ import pictures_lessons
 import pictures_step09
 import pictures_study
 import results
-from drawing import INK, STYLES, Skip, axis_of_lengths, needed, panels_over_legend, plt, save, style
+from drawing import FAINT, INK, ON_COLOUR, STYLES, Skip, axis_of_lengths, needed, panels_over_legend, plt, save, style
 
 VERSIONS = {"full": STYLES[0], "tiled": STYLES[1], "simd": STYLES[2]}
 
@@ -31,23 +31,6 @@ LARGEST = {"fp16": 65504.0, "bf16": (2 - 2**-7) * 2.0**127, "fp32": (2 - 2**-23)
 def square_cpu_rows(rows, metric, version, **more):
     wanted = {"step": "03", "op": "forward", "variant": version, "mask": "none", "Hq": 1, "B": 1, **more}
     return [row for row in results.series(rows, metric, **wanted) if results.is_square(row)]
-
-
-def time_vs_n(rows):
-    fig, ax = plt.subplots()
-    lengths = set()
-    for version, look in VERSIONS.items():
-        found = needed(square_cpu_rows(rows, "time", version, D=64), f"step 03, {version}, D = 64")
-        n = [row["Nk"] for row in found]
-        lengths.update(n)
-        ax.plot(n, [row["median"] for row in found], label=version, **look)
-        low, high = ([row[p] for row in found] for p in ("p10", "p90"))
-        ax.fill_between(n, low, high, color=look["color"], alpha=0.25, linewidth=0)
-    ax.set_yscale("log")
-    ax.set_ylabel("ms a head, one thread")
-    axis_of_lengths(ax, sorted(lengths))
-    ax.legend()
-    return fig
 
 
 def memory_vs_n(rows):
@@ -67,7 +50,7 @@ def memory_vs_n(rows):
         one_tile = results.series(rows, "extra_memory", step="03", variant="tiled", Nk=last["Nk"])
         for row in one_tile:
             look = {**VERSIONS["tiled"], "linestyle": "none", "fillstyle": "none", "markersize": 9}
-            ax.plot(row["Nk"], row["median"], label=f"tiled, one tile of {row['Nq']} queries, measured", **look)
+            ax.plot(row["Nk"], row["median"], label=f"tiled, one tile of {row['Nq']} queries", **look)
     n = sorted(lengths)
     ax.plot(n, [4 * m for m in n], color=INK, linestyle=":", label="L itself, 4 N bytes")
     ax.set_yscale("log", base=2)
@@ -98,16 +81,15 @@ def share_of_peak(rows):
             name = f"simd, D = {head_dim}" + (", causal" if mask == "causal" else "")
             ax.plot([row["Nk"] for row in found], [row["median"] for row in found], label=name, **next(looks))
     needed(lengths, "step 03, simd, as a share of the peak")
-    for version in ("full", "tiled"):
+    for version, look in (("full", {"linewidth": 1.2}), ("tiled", {"linestyle": "none", "marker": "x"})):
         found = square_cpu_rows(rows, "share_of_peak", version, D=64)
         if found:
-            ax.plot([row["Nk"] for row in found], [row["median"] for row in found], color=INK, linewidth=1)
-            ax.annotate(version, (found[-1]["Nk"], found[-1]["median"]), xytext=(4, 0), textcoords="offset points")
-            break  # both lie near 1 %; one line is enough to see it
+            name = f"{version}, D = 64"
+            ax.plot([row["Nk"] for row in found], [row["median"] for row in found], color=INK, label=name, **look)
     ax.set_ylim(0, 100)
     ax.set_ylabel("% of the multiply-add peak")
     axis_of_lengths(ax, sorted(lengths))
-    ax.legend(loc="center right", fontsize=10)
+    ax.legend(loc="center right", fontsize=10, bbox_to_anchor=(1.0, 0.35))
     return fig
 
 
@@ -134,8 +116,10 @@ def io_model(rows):
         ax.plot(*zip(*traffic), **{**look, "linestyle": "none"})
         ax.plot([], [], label=name, **look)
         lengths.update(n for n, _ in traffic)
-    ax.set_yscale("log")
-    ax.set_ylabel(f"bytes a head ({dtype}, D = 64)\nlines: formula, points: counted")
+    ax.set_yscale("log", base=2)
+    ticks = [(2.0**15, "32 KiB"), (2.0**17, "128 KiB"), (2.0**19, "512 KiB"), (2.0**21, "2 MiB")]
+    ax.set_yticks([t for t, _ in ticks], [name for _, name in ticks])
+    ax.set_ylabel(f"moved for one head ({dtype}, D = 64)\nlines: formula, points: counted")
     axis_of_lengths(ax, sorted(lengths))
     legend(ncol=2)
     return fig
@@ -154,8 +138,11 @@ def loop_orders(rows):
         values["rest"] = whole - sum(values.values())
         left = 0
         for (part, value), look in zip(values.items(), STYLES):
-            label = parts.get(part, "Q and the row states") if y == 0 else None
-            ax.barh(y, value / 1e3, left=left / 1e3, color=look["color"], label=label, height=0.6)
+            words = parts.get(part, "Q and the row states")
+            ax.barh(y, value / 1e3, left=left / 1e3, color=look["color"], label=words if y == 0 else None, height=0.6)
+            if value > 0.1 * whole:  # wide enough to say what it is
+                inside = {"ha": "center", "va": "center", "fontsize": 10, "color": ON_COLOUR}
+                ax.text((left + value / 2) / 1e3, y, "\n".join(words.rsplit(" ", 1)), **inside)
             left += value
     ax.set_yticks(range(len(orders)), orders)
     ax.invert_yaxis()
@@ -178,7 +165,7 @@ def softmax_overflow(rows):
             marker = {"color": look["color"], "marker": look["marker"], "markersize": 9, "linestyle": "none"}
             ax.plot(x, x * math.log10(math.e), label=label, **marker)
     words = {
-        "fp16": (16, 1.3, "fp16 ends at 65504 = exp({:.2f})"),
+        "fp16": (22, 1.3, "fp16 ends at 65504 = exp({:.2f})"),
         "bf16": (16, -1.3, "bf16 ends at 3.39e38 = exp({:.2f}), fp32 at 3.40e38"),
     }
     for dtype, (x, shift, text) in words.items():
@@ -205,19 +192,21 @@ def online_softmax(_rows):
     ratios = {"height_ratios": (3, 2)}
     fig, (top, bottom) = plt.subplots(2, 1, sharex=True, figsize=(7.2, 4.6), gridspec_kw=ratios)
     places = range(1, len(elements) + 1)
-    top.bar(places, elements, color=INK, alpha=0.35, width=0.5, label="x, the element that arrives")
+    top.bar(places, elements, **FAINT, width=0.5, label="x, the element that arrives")
     top.step(places, [m for m, _ in states], where="mid", **STYLES[0], label="m, the running maximum")
     top.set_ylabel("x and m")
     top.set_ylim(0, 6.4)
     top.legend(loc="upper left", fontsize=10)
-    bottom.plot(places, [total for _, total in states], **STYLES[1], label="l, the running sum of exp(x - m)")
-    for place, (_, total) in zip(places, states):
-        bottom.annotate(f"{total:.4f}", (place, total), xytext=(0, 8), textcoords="offset points", ha="center")
+    sums = [total for _, total in states]
+    bottom.plot(places, sums, **STYLES[1], label="l, the running sum of exp(x - m)")
+    for place, total, after in zip(places, sums, [*sums[1:], 0]):
+        aside = -18 if after > total else 8  # on the side that the line does not take
+        bottom.annotate(f"{total:.4f}", (place, total), xytext=(0, aside), textcoords="offset points", ha="center")
     middle = (states[1][1] + states[2][1]) / 2
     arrow = {"arrowstyle": "->", "color": INK}
     words = "a new maximum: the old sum\nis multiplied by exp(2 - 5)"
     bottom.annotate(words, (2.5, middle), xytext=(2.7, 1.5), fontsize=10, arrowprops=arrow)
-    bottom.set_ylim(0.8, 2)
+    bottom.set_ylim(0.7, 2)
     bottom.set_ylabel("l")
     bottom.legend(loc="upper left", fontsize=10)
     bottom.set_xticks(list(places), [f"element {i}\n{x:g}" for i, x in zip(places, elements)])
@@ -253,7 +242,6 @@ LESSONS = {
         softmax_overflow,
         online_softmax,
         real_attention,
-        time_vs_n,
         memory_vs_n,
         share_of_peak,
         loop_orders,

@@ -23,8 +23,8 @@ A block stands between <!-- generated:NAME --> and <!-- /generated -->. NAME is 
     experiments-...   what was tried for a step, from plots/data/experiments: backward
     study-...         a table of docs/numerics.md: scale, p, mask, growth, logits, equal-keys
     picture-...       a picture of GPU results, once it is drawn: gpu_ladder, share_of_sdpa, tile_heatmap, ablation,
-                      memory_gpu, roofline, backward_share, backward_modes, forward_backward, gradient_error; training:
-                      the losses of plots/train.py
+                      memory_gpu, roofline, backward_share, backward_modes, gradient_error; training: the losses of
+                      plots/train.py
 """
 
 import argparse
@@ -47,12 +47,11 @@ PICTURES = {  # name -> what stands in for the picture
     "share_of_sdpa": "Speed against SDPA flash over N, with a causal mask and without",
     "tile_heatmap": "TFLOP/s of every tile shape",
     "ablation": "What each idea gives: the change of speed without it",
-    "memory_gpu": "Memory beyond Q, K, V and O, over N",
+    "memory_gpu": "Memory beyond Q, K, V and O, over N: that of step 04 and of unfused cuBLAS grows, that of L alone does not",
     "roofline": "Every step on the GPU's roofline, from profiled bytes",
     "backward_share": "Speed of the backward against SDPA flash's over N, with a causal mask and without",
     "backward_modes": "Speed of the deterministic mode as a share of the fast one's, over N",
-    "forward_backward": "Speed of forward and backward against SDPA flash's, over N",
-    "gradient_error": "Relative error of the gradients against double precision, over N, beside SDPA flash's",
+    "gradient_error": "Largest relative error of the gradients against double precision, over N, beside SDPA flash's",
     "training": "Losses of a small transformer trained with this attention and with PyTorch's",
 }
 

@@ -13,6 +13,7 @@ import sample
 import pictures_backward
 import pictures_gpu
 import plot
+import results
 
 PLOT = sample.PLOTS / "plot.py"
 STUDY = sample.PLOTS / "data" / "study.csv"
@@ -85,13 +86,35 @@ class Pictures(unittest.TestCase):
             if name == "training":  # has a file of its own
                 continue
             self.assertIn(f"{name}.svg skipped: no results for", done.stdout)
-        self.assertTrue((self.place / "a" / "time_vs_n.svg").exists())
+        self.assertTrue((self.place / "a" / "memory_vs_n.svg").exists())
 
     def test_every_colour_is_readable_on_white_and_on_near_black(self):
         for colour in [plot.INK, *(look["color"] for look in plot.STYLES)]:
             for background in ("#ffffff", "#0d1117"):
                 with self.subTest(colour=colour, background=background):
                     self.assertGreaterEqual(contrast(colour, background), 4.3 if colour == plot.INK else 3)
+
+    def test_no_label_of_a_ceiling_is_crossed_or_covered(self):
+        rows = [row for path in results.committed() for row in results.read(path)]
+        for name in ("gpu_ladder", "roofline"):
+            plot.style()
+            fig = plot.PICTURES[name](plot.rows_for(name, rows))
+            fig.canvas.draw()
+            (ax,) = fig.axes
+            boxes = {text.get_text(): text.get_window_extent() for text in ax.texts}
+            self.assertGreater(len(boxes), 6)
+            ends = [list(line.get_ydata()) for line in ax.lines]
+            ceilings = [ax.transData.transform((1, y[0]))[1] for y in ends if len(y) == 2 and y[0] == y[1]]
+            self.assertGreaterEqual(len(ceilings), 2)
+            for words, box in boxes.items():
+                with self.subTest(picture=name, label=words):
+                    self.assertEqual([y for y in ceilings if box.y0 < y < box.y1], [])
+                    self.assertEqual([other for other in boxes if other != words and box.overlaps(boxes[other])], [])
+            plot.plt.close(fig)
+
+    def test_dark_text_is_readable_on_every_area(self):
+        for look in plot.STYLES:
+            self.assertGreaterEqual(contrast("#000000", look["color"]), 4.5)
 
     def test_lines_differ_in_more_than_colour(self):
         self.assertEqual(len({look["marker"] for look in plot.STYLES}), len(plot.STYLES))

@@ -4,6 +4,7 @@ import io
 import os
 import pathlib
 import pty
+import re
 import subprocess
 import sys
 import tempfile
@@ -324,6 +325,11 @@ class GeneratedBlocks(unittest.TestCase):
                 (place / "img").mkdir()
                 (place / "img" / "roofline.svg").touch()
                 self.assertIn("](../img/roofline.svg)", readme.block("picture-roofline", page, []))
+
+    def test_every_committed_picture_is_shown_by_a_document(self):
+        texts = [path.read_text(encoding="utf-8") for path in readme.readmes()]
+        shown = {name for text in texts for name in re.findall(r"!\[[^\]]*\]\([^)]*plots/img/(\w+)\.svg\)", text)}
+        self.assertEqual(shown, {path.stem for path in readme.IMAGES.glob("*.svg")})
 
     def test_every_picture_of_gpu_results_has_a_text_in_its_place(self):
         drawn = "".join((sample.PLOTS / f"pictures_{part}.py").read_text() for part in ("gpu", "backward"))
