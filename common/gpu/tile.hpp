@@ -8,14 +8,14 @@
 
 namespace flash::gpu {
 
-// Maximum and sum over the four lanes that share a row of an mma accumulator.
-__device__ __forceinline__ float quad_max(float x) {
-    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+// Maximum and sum over the 4 lanes that share a row of an accumulator.
+__device__ __forceinline__ float row_maximum(float x) {
+    for (int offset = 1; offset < 4; offset *= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, offset));
+    return x;
 }
-__device__ __forceinline__ float quad_sum(float x) {
-    x += __shfl_xor_sync(0xffffffffu, x, 1);
-    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+__device__ __forceinline__ float row_total(float x) {
+    for (int offset = 1; offset < 4; offset *= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
+    return x;
 }
 
 // Tiles lie in shared memory as ROWS x HEAD_DIM 16-bit elements, in 16-byte chunks; chunk c of a row lies at

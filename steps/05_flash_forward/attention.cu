@@ -17,9 +17,9 @@ constexpr Limits kLimits{"step 05", 256};
 // columns tx, tx + 16, ...
 constexpr int SIDE = 16;
 
-// Copies rows first_row .. first_row + ROWS - 1 of one head into shared memory as fp32. Rows at or beyond
-// `len` and columns at or beyond `head_dim` become zero: a phantom key then has score 0 and a phantom value
-// adds nothing.
+// Copies rows first_row .. first_row + ROWS - 1 of one head into shared memory as fp32.
+// Rows at or beyond `len` and columns at or beyond `head_dim` become zero: a phantom key then has score 0 and
+// a phantom value adds nothing.
 template <int ROWS, int HEAD_DIM, class T>
 __device__ void load_tile(float* tile_smem /* (ROWS, HEAD_DIM + 1) */, const T* head_gmem,
                           std::int64_t stride_row, int first_row, int len, int head_dim) {
@@ -60,6 +60,7 @@ __global__ void __launch_bounds__(SIDE* SIDE) attention_forward_kernel(ForwardAr
     const int b = head_index / shape.heads_q;
     const int head = head_index % shape.heads_q;
     const int head_kv = head / (shape.heads_q / shape.heads_kv);
+
     const T* q_gmem = args.q.data + b * args.q.stride_batch + head * args.q.stride_head;
     const T* k_gmem = args.k.data + b * args.k.stride_batch + head_kv * args.k.stride_head;
     const T* v_gmem = args.v.data + b * args.v.stride_batch + head_kv * args.v.stride_head;
@@ -81,7 +82,7 @@ __global__ void __launch_bounds__(SIDE* SIDE) attention_forward_kernel(ForwardAr
                                       shape.head_dim);
         __syncthreads();  // the tile is complete
 
-        // 1. S = scale Q K^T, with -inf where the mask or the end hides the key.
+        // 1. S = Q K^T
         float s[ROWS][KEYS] = {};
         for (int d = 0; d < HEAD_DIM; ++d) {
             float q_frag[ROWS], k_frag[KEYS];
@@ -97,10 +98,11 @@ __global__ void __launch_bounds__(SIDE* SIDE) attention_forward_kernel(ForwardAr
         }
         __syncthreads();  // everyone is done with K
 
+        // 2. S scaled, with -inf where the mask or the end hides the key. The running maximum, and the factor
+        // that brings the old state to it.
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
             const int row = first_row + ty + r * SIDE;
-            // 2. The running maximum, and the factor that brings the old state to it.
             float new_max = row_max[r];
 #pragma unroll
             for (int c = 0; c < KEYS; ++c) {
@@ -170,9 +172,9 @@ template <class T, int HEAD_DIM, int BLOCK_Q, int BLOCK_KV> void launch_forward(
     if (blocks == 0) return;
     constexpr std::size_t kSharedBytes =
         ((BLOCK_Q + BLOCK_KV) * (HEAD_DIM + 1) + BLOCK_Q * (BLOCK_KV + 1)) * sizeof(float);
-    gpu::launch(attention_forward_kernel<T, HEAD_DIM, BLOCK_Q, BLOCK_KV>, dim3(checked_grid(blocks, kLimits)),
-                dim3(SIDE * SIDE), kSharedBytes, args.stream, without_idle_strides(args),
-                args.mask.kernel_diagonal(shape));
+    const auto kernel = attention_forward_kernel<T, HEAD_DIM, BLOCK_Q, BLOCK_KV>;
+    gpu::launch(kernel, dim3(checked_grid(blocks, kLimits)), dim3(SIDE * SIDE), kSharedBytes, args.stream,
+                without_idle_strides(args), args.mask.kernel_diagonal(shape));
 }
 
 }  // namespace

@@ -35,14 +35,20 @@ constexpr bool is_legal(const TileShape& s) {
            rows * (s.head_dim + s.block_kv) / 32 <= 224 && s.shared_bytes() <= 227 * 1024;
 }
 
-template <int HEAD_DIM, int I> void add_if_legal(std::vector<Built<bf16>>& all) {
+// A tile shape and the function that was built for it.
+struct Built {
+    TileShape shape;
+    void (*launch)(const ForwardArgs<bf16>&);
+};
+
+template <int HEAD_DIM, int I> void add_if_legal(std::vector<Built>& all) {
     constexpr TileShape s = grid_shape<HEAD_DIM, I>();
     if constexpr (is_legal(s))
-        all.push_back(built<bf16, HEAD_DIM, s.block_q, s.block_kv, s.warps, s.stages>());
+        all.push_back({s, launch_forward<bf16, HEAD_DIM, s.block_q, s.block_kv, s.warps, s.stages>});
 }
 
-template <int HEAD_DIM> std::vector<Built<bf16>> all_shapes() {
-    std::vector<Built<bf16>> all;
+template <int HEAD_DIM> std::vector<Built> all_shapes() {
+    std::vector<Built> all;
     [&]<int... I>(std::integer_sequence<int, I...>) {
         (add_if_legal<HEAD_DIM, I>(all), ...);
     }
@@ -55,12 +61,12 @@ std::string name_of(const TileShape& s) {
            " warps, " + std::to_string(s.stages) + " stages";
 }
 
-void sweep(bench::Session& session, const std::vector<Built<bf16>>& shapes, int len, int batch, int heads) {
+void sweep(bench::Session& session, const std::vector<Built>& shapes, int len, int batch, int heads) {
     const bool is_timed = session.backend() != "emulator";
     const std::size_t available = gpu::device_info().shared_per_block_optin;
     Problem problem({batch, heads, heads, len, len, shapes.at(0).shape.head_dim}, Mask::none());
     std::vector<bench::Variant> variants;
-    for (const Built<bf16>& candidate : shapes) {
+    for (const Built& candidate : shapes) {
         const TileShape& s = candidate.shape;
         const bench::Metric budget{"shared_memory", "bytes",
                                    bench::exactly(static_cast<double>(s.shared_bytes()))};

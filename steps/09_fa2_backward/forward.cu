@@ -11,14 +11,13 @@
 #include "common/gpu/device.hpp"
 #include "common/gpu/gpu.hpp"
 #include "common/gpu/tile.hpp"
+#include "common/types.hpp"
 #include "head_dims.hpp"
 
 namespace flash::step09 {
 namespace {
 
 using gpu::along_row;
-using gpu::ldmatrix_x4;
-using gpu::mma_m16n8k16;
 using gpu::swizzled;
 
 constexpr Limits kLimits{"step 09", largest_head_dim(), 8, true};
@@ -43,7 +42,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     static_assert(WARP_ROWS % 16 == 0 && BLOCK_KV % 16 == 0, "mma works on 16 rows and 16 keys");
     static_assert(WARPS * 32 % CHUNKS == 0 && BLOCK_KV % ROWS_PER_SLICE == 0 &&
                   BLOCK_Q % ROWS_PER_SLICE == 0);
-    static_assert(ROWS_PER_SLICE % 8 == 0 || HEAD_DIM % 64 == 0, "a slice must start where the swizzle does");
+    static_assert(ROWS_PER_SLICE % 8 == 0 || HEAD_DIM % 64 == 0, "slice_offset wants the 128-byte swizzle");
     const Shape& shape = args.shape;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -78,21 +77,21 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     const int copy_chunk = static_cast<int>(threadIdx.x) % CHUNKS;
     const int copy_offset = swizzled<HEAD_DIM>(copy_row, copy_chunk);
     const bool copy_column_exists = copy_chunk * 8 < shape.head_dim;
-    const auto slice_offset = [&](int slice) {
+    const auto slice_offset = [&](int slice) {  // bytes from the tile's start
         return (copy_offset ^ (slice * ROWS_PER_SLICE % 8 * 16)) + slice * ROWS_PER_SLICE * ROW_BYTES;
     };
-    const T* q_gmem = args.q.data + b * args.q.stride_batch + head * args.q.stride_head +
-                      (first_row + copy_row) * args.q.stride_row + copy_chunk * 8;
+    const T* q_gmem = args.q.data + b * args.q.stride_batch + head * args.q.stride_head;
+    q_gmem += (first_row + copy_row) * args.q.stride_row + copy_chunk * 8;
 #pragma unroll
     for (int slice = 0; slice < BLOCK_Q / ROWS_PER_SLICE; ++slice) {
         const bool exists = copy_column_exists && first_row + copy_row + slice * ROWS_PER_SLICE < shape.len_q;
         gpu::cp_async_16(q_smem + slice_offset(slice), q_gmem, exists ? 16 : 0);
         q_gmem += ROWS_PER_SLICE * args.q.stride_row;
     }
-    const T* k_gmem = args.k.data + b * args.k.stride_batch + head_kv * args.k.stride_head +
-                      copy_row * args.k.stride_row + copy_chunk * 8;
-    const T* v_gmem = args.v.data + b * args.v.stride_batch + head_kv * args.v.stride_head +
-                      copy_row * args.v.stride_row + copy_chunk * 8;
+    const T* k_gmem = args.k.data + b * args.k.stride_batch + head_kv * args.k.stride_head;
+    const T* v_gmem = args.v.data + b * args.v.stride_batch + head_kv * args.v.stride_head;
+    k_gmem += copy_row * args.k.stride_row + copy_chunk * 8;
+    v_gmem += copy_row * args.v.stride_row + copy_chunk * 8;
     int rows_left = copy_column_exists ? min(shape.len_kv, tiles * BLOCK_KV) - copy_row : 0;
     const auto copy_kv_slices = [&](int tile, int first, int last) {
 #pragma unroll
@@ -131,31 +130,32 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         const std::uint32_t k_smem = kv_smem + tile % STAGES * (2 * KV_TILE_BYTES) + b_offset;
         const std::uint32_t v_smem = kv_smem + tile % STAGES * (2 * KV_TILE_BYTES) + KV_TILE_BYTES + a_offset;
 
-        // S = Q K^T. The copies of the tile that refills the oldest stage hide between the matrix
-        // instructions.
+        // 1. S = Q K^T
         float s[M_TILES][BLOCK_KV / 8][4] = {};
 #pragma unroll
         for (int d = 0; d < HEAD_DIM / 16; ++d) {
             std::uint32_t q_frag[M_TILES][4];
 #pragma unroll
             for (int m = 0; m < M_TILES; ++m) {
-                ldmatrix_x4(q_frag[m], along_row<HEAD_DIM>(q_warp_smem, 2 * d) + m * 16 * ROW_BYTES);
+                gpu::ldmatrix_x4(q_frag[m], along_row<HEAD_DIM>(q_warp_smem, 2 * d) + m * 16 * ROW_BYTES);
             }
 #pragma unroll
             for (int n = 0; n < BLOCK_KV / 16; ++n) {
                 std::uint32_t k_frag[4];
-                ldmatrix_x4(k_frag, along_row<HEAD_DIM>(k_smem, 2 * d) + n * 16 * ROW_BYTES);
+                gpu::ldmatrix_x4(k_frag, along_row<HEAD_DIM>(k_smem, 2 * d) + n * 16 * ROW_BYTES);
 #pragma unroll
                 for (int m = 0; m < M_TILES; ++m) {
-                    mma_m16n8k16<T>(s[m][2 * n], q_frag[m], k_frag[0], k_frag[1]);
-                    mma_m16n8k16<T>(s[m][2 * n + 1], q_frag[m], k_frag[2], k_frag[3]);
+                    gpu::mma_m16n8k16<T>(s[m][2 * n], q_frag[m], k_frag[0], k_frag[1]);
+                    gpu::mma_m16n8k16<T>(s[m][2 * n + 1], q_frag[m], k_frag[2], k_frag[3]);
                 }
             }
+            // The copies of the tile that refills the oldest stage hide between the matrix instructions.
             copy_kv_slices(tile + STAGES - 1, d * SLICES / (HEAD_DIM / 16),
                            (d + 1) * SLICES / (HEAD_DIM / 16));
         }
         gpu::cp_async_commit();
 
+        // 2. -inf where the mask or the end hides the key. The scale waits for part 3.
         if constexpr (masked.value) {
 #pragma unroll
             for (int m = 0; m < M_TILES; ++m) {
@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             for (int m = 0; m < M_TILES; ++m) {
 #pragma unroll
                 for (int h = 0; h < 2; ++h) {
-                    const float row_max = gpu::quad_max(lane_max[m][h]);
+                    const float row_max = gpu::row_maximum(lane_max[m][h]);
                     if (fmaf(row_max, scale_log2, row_shift[m][h]) > kRescaleThreshold) {
                         const float shift = -row_max * scale_log2;
                         const float rescale = gpu::exp2_approx(shift - row_shift[m][h]);
@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             }
         }
 
-        // P, one multiply-add and one exp2 a score. The sum stays per lane until the end.
+        // 3. P, one multiply-add and one exp2 a score. The sum stays per lane until the end.
 #pragma unroll
         for (int m = 0; m < M_TILES; ++m) {
 #pragma unroll
@@ -221,10 +221,10 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             }
         }
 
-        // acc += P V: two neighbouring accumulators of S, rounded, are one A operand.
+        // 4. acc += P V
 #pragma unroll
         for (int k = 0; k < BLOCK_KV / 16; ++k) {
-            std::uint32_t p_frag[M_TILES][4];
+            std::uint32_t p_frag[M_TILES][4];  // A: two neighbouring accumulators of S, rounded
 #pragma unroll
             for (int m = 0; m < M_TILES; ++m) {
 #pragma unroll
@@ -239,8 +239,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 gpu::ldmatrix_x4_trans(v_frag, along_row<HEAD_DIM>(v_smem, 2 * n) + k * 16 * ROW_BYTES);
 #pragma unroll
                 for (int m = 0; m < M_TILES; ++m) {
-                    mma_m16n8k16<T>(acc[m][2 * n], p_frag[m], v_frag[0], v_frag[1]);
-                    mma_m16n8k16<T>(acc[m][2 * n + 1], p_frag[m], v_frag[2], v_frag[3]);
+                    gpu::mma_m16n8k16<T>(acc[m][2 * n], p_frag[m], v_frag[0], v_frag[1]);
+                    gpu::mma_m16n8k16<T>(acc[m][2 * n + 1], p_frag[m], v_frag[2], v_frag[3]);
                 }
             }
         }
@@ -267,7 +267,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     gpu::cp_async_wait<0>();
     __syncthreads();
 
-    // O = acc / row_sum, once, and through the warp's own rows of the Q tile so that stores are 16 bytes
+    // 5. One division at the end, and O through the warp's own rows of the Q tile so that stores are 16 bytes
     // wide.
     std::byte* o_smem = gpu::dynamic_smem<std::byte>() + warp * WARP_ROWS * ROW_BYTES;
 #pragma unroll
@@ -275,7 +275,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int row = m * 16 + lane / 4 + h * 8;
-            const float sum = gpu::quad_sum(row_sum[m][h]);
+            const float sum = gpu::row_total(row_sum[m][h]);
             const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // a row that sees no key is zero
 #pragma unroll
             for (int n = 0; n < HEAD_DIM / 8; ++n) {
@@ -305,16 +305,17 @@ template <class T, int HEAD_DIM, int BLOCK_Q, int BLOCK_KV, int WARPS, int STAGE
 void launch_forward(const ForwardArgs<T>& args) {
     const Shape& shape = args.shape;
     const std::int64_t tiles_q = (static_cast<std::int64_t>(shape.len_q) + BLOCK_Q - 1) / BLOCK_Q;
-    const std::int64_t heads = static_cast<std::int64_t>(shape.batch) * shape.heads_q;
-    if (heads == 0 || tiles_q == 0) return;
+    const std::int64_t blocks = static_cast<std::int64_t>(shape.batch) * shape.heads_q * tiles_q;
+    if (blocks == 0) return;
     constexpr std::int64_t kL2Share = 32 << 20;  // bytes of K and V that may count on staying in L2
     const std::int64_t head_bytes =
         std::max<std::int64_t>(1, std::int64_t{4} * shape.len_kv * shape.head_dim);
     const std::int64_t per_group =
-        args.mask.is_causal ? std::clamp<std::int64_t>(kL2Share / head_bytes, 1, heads) : 1;
+        args.mask.is_causal ? std::clamp<std::int64_t>(kL2Share / head_bytes, 1, blocks / tiles_q) : 1;
     constexpr std::size_t kSharedBytes = (BLOCK_Q + STAGES * 2 * BLOCK_KV) * HEAD_DIM * sizeof(T);
-    gpu::launch(attention_forward_kernel<T, HEAD_DIM, BLOCK_Q, BLOCK_KV, WARPS, STAGES, BLOCKS_PER_SM>,
-                dim3(checked_grid(heads * tiles_q, kLimits)), dim3(WARPS * 32), kSharedBytes, args.stream,
+    const auto kernel =
+        attention_forward_kernel<T, HEAD_DIM, BLOCK_Q, BLOCK_KV, WARPS, STAGES, BLOCKS_PER_SM>;
+    gpu::launch(kernel, dim3(checked_grid(blocks, kLimits)), dim3(WARPS * 32), kSharedBytes, args.stream,
                 without_idle_strides(args), args.mask.kernel_diagonal(shape), static_cast<int>(per_group));
 }
 
