@@ -174,6 +174,21 @@ class Lessons(unittest.TestCase):
                 self.assertGreaterEqual(len(questions), 3)
                 self.assertEqual(len(questions), len(answers))
 
+    def test_the_size_of_the_diff_to_the_step_before_is_the_one_stated(self):
+        stated = 0
+        for lesson in LESSONS:
+            match = re.search(r"some (\d+) lines go, and some (\d+) come", lesson.read_text(encoding="utf-8"))
+            if not match:
+                continue
+            stated += 1
+            kernel = lesson.with_name("attention.cu")
+            before = next(ROOT.glob(f"steps/{int(lesson.parent.name[:2]) - 1:02}_*/attention.cu"))
+            lines = subprocess.run(["diff", before, kernel], capture_output=True, text=True).stdout.splitlines()
+            for sign, number in zip("<>", match.groups()):
+                with self.subTest(lesson=lesson.parent.name, lines=sign):
+                    self.assertAlmostEqual(sum(line.startswith(sign) for line in lines), int(number), delta=5)
+        self.assertGreaterEqual(stated, 3)
+
     def test_what_it_shows_first_is_a_picture(self):
         for path in LESSONS:
             section = path.read_text(encoding="utf-8").split("\n## What you will see\n")[1].split("\n## ")[0]
