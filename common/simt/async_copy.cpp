@@ -2,7 +2,7 @@
 // fails here every time and not now and then.
 #include <cstring>
 
-#include "common/simt/memory_access.hpp"
+#include "common/simt/machine.hpp"
 
 namespace flash::simt {
 
@@ -10,9 +10,10 @@ namespace {
 
 constexpr std::size_t kRow = 16;  // bytes
 
+// Marks the destination as written at a time by the running thread.
 void mark_row(std::uint32_t offset, std::uint32_t stamp, std::uint32_t flag) {
-    for (std::size_t i = 0; i < kRow / 2; ++i)
-        machine.cells[offset / 2 + i].write = stamp << kStampShift | machine.thread_id | flag;
+    for (Cell& cell : std::span(cell_at(machine.shared_begin + offset), kRow / 2))
+        cell.write = stamp << kStampShift | machine.thread_id | flag;
 }
 
 void complete(const PendingCopy& copy) {
@@ -25,45 +26,35 @@ void complete(const PendingCopy& copy) {
 }  // namespace
 
 std::uint32_t shared_offset(const void* smem) {
-    const std::size_t offset = reinterpret_cast<std::uintptr_t>(smem) - machine.shared_begin;
-    if (offset > machine.shared_bytes) {
-        const RuntimeScope scope;
-        fail([=] {
-            return "smem_address of " + hex(reinterpret_cast<std::uintptr_t>(smem)) + ", which is " +
-                   describe_address(reinterpret_cast<std::uintptr_t>(smem));
-        });
-    }
+    const auto address = reinterpret_cast<std::uintptr_t>(smem);
+    const std::size_t offset = address - machine.shared_begin;
+    if (offset > machine.shared_bytes)
+        fail(nullptr,
+             [=] { return "smem_address of " + hex(address) + ", which is " + describe_address(address); });
     return static_cast<std::uint32_t>(offset);
 }
 
 void cp_async(std::uint32_t shared, const void* source, int bytes) {
     const RuntimeScope scope;
-    machine.site = __builtin_return_address(0);
-    Thread& thread = *machine.running;
+    const void* const site = __builtin_return_address(0);
     const auto from = reinterpret_cast<std::uintptr_t>(source);
-    const std::uintptr_t to = machine.shared_begin + shared;
+    const Access write{machine.shared_begin + shared, kRow, Kind::kWrite, site};
     if (bytes < 0 || bytes > static_cast<int>(kRow))
-        fail([=] { return "cp.async of " + std::to_string(bytes) + " bytes; it copies 0 to 16"; });
-    if (shared % kRow != 0) fail_misaligned(Access::kWrite, kRow, to);
-    if (from % kRow != 0) fail_misaligned(Access::kRead, kRow, from);
+        fail(site, [=] { return "cp.async of " + std::to_string(bytes) + " bytes; it copies 0 to 16"; });
     const auto copied = static_cast<std::size_t>(bytes);
-    if (bytes > 0) access_memory(machine, from, copied, Access::kRead);
+    check_alignment(write);
+    check_alignment({from, kRow, Kind::kRead, site});
+    if (bytes > 0) check_access({from, copied, Kind::kRead, site});
+    check_access(write);
     machine.counters.cp_async_bytes += copied;
-    access_shared(machine, to, kRow, Access::kWrite);
-    if (machine.notes_accesses) {
-        if (bytes > 0) note_access(from, copied, Access::kRead, machine.site);
-        note_access(to, kRow, Access::kWrite, machine.site);
-    }
-    machine.site = nullptr;
     mark_row(shared, kMaxStamp, kInFlight);
-    std::memset(reinterpret_cast<void*>(to), 0xff, kRow);  // NaN, whoever reads it all the same
+    std::memset(reinterpret_cast<void*>(write.address), 0xff, kRow);  // NaN, whoever reads it all the same
+    Thread& thread = *machine.running;
     thread.copies.push_back({shared, bytes, source, thread.committed_groups});
 }
 
 void abandon_copies(Thread& thread) {
-    for (const PendingCopy& copy : thread.copies) {
-        for (std::size_t i = 0; i < kRow / 2; ++i) machine.cells[copy.shared_offset / 2 + i].write = 0;
-    }
+    for (const PendingCopy& copy : thread.copies) mark_row(copy.shared_offset, 0, 0);
     thread.copies.clear();
     thread.committed_groups = 0;
 }

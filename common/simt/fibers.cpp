@@ -62,7 +62,9 @@ void fiber_main(transfer_t transfer) {
 #endif
     // The arguments stand at the low end of the stack: the kernel reads them as its own stack, uncounted.
     std::memcpy(thread.stack, machine.launch.arguments, machine.launch.argument_bytes);
+    in_kernel = true;
     machine.launch.call(thread.stack);
+    in_kernel = false;
     thread.state = State::kExited;
     switch_to_scheduler(thread);
 }
@@ -85,9 +87,7 @@ void switch_to_thread(Thread& thread) {
 #if defined(FLASH_STEPS_ASAN)
     __sanitizer_start_switch_fiber(&machine.asan_fake_stack, thread.stack, kStackBytes);
 #endif
-    active = &machine;
     thread.context = jump_fcontext(thread.context, &thread).fctx;
-    active = nullptr;
 #if defined(FLASH_STEPS_ASAN)
     __sanitizer_finish_switch_fiber(machine.asan_fake_stack, nullptr, nullptr);
 #endif

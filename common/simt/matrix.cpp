@@ -1,9 +1,7 @@
-// The warp-wide matrix instructions, computed for all 32 lanes when the last lane arrives; and exponentials.
-#include <cmath>
+// The warp-wide matrix instructions, computed for all 32 lanes when the last lane arrives.
 #include <cstring>
 #include <memory>
 
-#include "common/simt/memory_access.hpp"
 #include "common/simt/warp_operation.hpp"
 #include "common/types.hpp"
 
@@ -89,8 +87,10 @@ void load_matrices(LdmatrixOperand* const* lanes) {
 }  // namespace
 
 Fragment ldmatrix(std::uint32_t row, bool transposed, Site site) {
-    check_access(machine.shared_begin + row, 16, Access::kRead, __builtin_return_address(0));
     const RuntimeScope scope;
+    const Access access{machine.shared_begin + row, 16, Kind::kRead, __builtin_return_address(0)};
+    check_alignment(access);
+    check_access(access);
     LdmatrixOperand mine{row, transposed, {}};
     warp_operation(transposed ? "ldmatrix.trans" : "ldmatrix", kAllLanes, site, mine, load_matrices);
     return mine.result;
@@ -104,17 +104,6 @@ Accumulator mma(MmaType type, Accumulator acc, Fragment a, std::uint32_t b0, std
         ++machine.counters.mma;
     });
     return mine.acc;
-}
-
-float counted_exp(float x) {
-    ++machine.counters.exp2;
-    return std::exp(x);
-}
-
-float exp2_flushed(float x) {
-    ++machine.counters.exp2;
-    const float result = std::exp2(x);  // a subnormal x gives 1, flushed or not
-    return result < 0x1p-126f ? 0.0f : result;
 }
 
 }  // namespace flash::simt

@@ -1,296 +1,235 @@
-// What happens to an access that is not allowed, and the clock that orders accesses to shared memory.
-#include "common/simt/memory_access.hpp"
-
-#include <link.h>
+// Where memory lies: one reserved range of addresses for all of it, and the allocations of device memory.
 #include <sys/mman.h>
+#include <unistd.h>
 
-#include <bit>
-#include <cstdio>
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <iterator>
+#include <map>
+#include <mutex>
 
 #include "common/simt/control.hpp"
+#include "common/simt/machine.hpp"
 
 namespace flash::simt {
 
+Arena arena;
+
 namespace {
 
-// Program data that kernels may read: constants that the compiler put into read-only segments.
-bool is_read_only_data(std::uintptr_t address) {
-    struct Search {
-        std::uintptr_t address;
-        bool found;
-    } search{address, false};
-    dl_iterate_phdr(
-        [](dl_phdr_info* info, std::size_t, void* data) {
-            auto& s = *static_cast<Search*>(data);
-            for (int i = 0; i < info->dlpi_phnum; ++i) {
-                const auto& segment = info->dlpi_phdr[i];
-                const bool constant = (segment.p_type == PT_LOAD && (segment.p_flags & PF_W) == 0) ||
-                                      segment.p_type == PT_GNU_RELRO;
-                s.found |= constant && s.address - (info->dlpi_addr + segment.p_vaddr) < segment.p_memsz;
+constexpr std::size_t kPage = 4096;
+
+std::mutex memory_mutex;
+std::map<std::uintptr_t, std::size_t> allocations;  // begin, exact size
+std::size_t allocated_bytes = 0;                    // by all of them
+std::uintptr_t next_place = 0;
+std::size_t shared_limit = kDefaultSharedLimit;
+
+// The last allocation that begins at or before an address; without one, an empty one at 0.
+std::pair<std::uintptr_t, std::size_t> allocation_before(std::uintptr_t address) {
+    const auto above = allocations.upper_bound(address);
+    if (above == allocations.begin()) return {};
+    return *std::prev(above);
+}
+
+// Half of the host's memory. What is known about bytes takes five times as much, but only where they are
+// used.
+std::size_t memory_size() {
+    return static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) *
+           static_cast<std::size_t>(sysconf(_SC_PAGE_SIZE)) / 2;
+}
+
+std::size_t round_up(std::size_t n, std::size_t multiple) {
+    return (n + multiple - 1) / multiple * multiple;
+}
+
+// A range with free room of its own size (64 KiB at least) before and behind it, so that a wild index meets
+// nothing.
+std::uintptr_t find_place(std::size_t bytes) {
+    const std::size_t room = round_up(std::max(bytes, std::size_t{1} << 16), kPage);
+    for (const std::uintptr_t first_place : {next_place, arena.begin + kSharedRoom}) {
+        std::uintptr_t place = first_place;
+        while (place + 3 * room <= arena.begin + arena.bytes) {
+            const auto [begin, size] = allocation_before(place + 3 * room - 1);
+            const std::uintptr_t end = round_up(begin + size, kPage);
+            if (end <= place) {
+                next_place = place + 2 * room;
+                return place + room;
             }
-            return s.found ? 1 : 0;
-        },
-        &search);
-    return search.found;
-}
-
-std::string words(Access access, std::size_t bytes, std::uintptr_t address) {
-    const char* verb = access == Access::kRead ? "read" : access == Access::kWrite ? "write" : "atomic";
-    return std::string(verb) + " of " + std::to_string(bytes) + " bytes at " + hex(address);
-}
-
-[[noreturn]] void fail_access(Access access, std::size_t bytes, std::uintptr_t address, const char* why) {
-    fail([=] { return words(access, bytes, address) + ": " + describe_address(address) + why; });
-}
-
-// Another thread wrote or read the bytes, says their cell, and nothing orders that: neither a barrier nor,
-// for earlier blocks, anything. The latest access that the cell names may be this block's own.
-[[noreturn]] void fail_race(Access access, std::size_t bytes, std::uintptr_t address, std::uint32_t cell,
-                            const char* verb, bool of_blocks = false) {
-    fail([=] {
-        std::string who = thread_name(machine.threads[cell & kThreadMask]), block = "another block";
-        for (const auto& [start, index] : machine.block_starts) {
-            if (start <= cell >> kStampShift && cell >> kStampShift < machine.block_start)
-                block = who + " of block " + index_name(index);
+            place = end;
         }
-        return words(access, bytes, address) + ": " + describe_address(address) + ", which " +
-               (of_blocks ? block : who) + " " + verb +
-               (of_blocks ? " in this launch; nothing orders blocks" : " with no barrier in between");
-    });
-}
-
-// The way of an access that meets bytes which are not known to be allocated, or not written.
-void check_line(Line& line, std::uint64_t mask, Access access, std::size_t bytes, std::uintptr_t address) {
-    const RuntimeScope scope;
-    line.valid = allocated_bits_of_line(address);
-    if ((mask & ~line.valid) != 0) fail_access(access, bytes, address, "");
-    if (access != Access::kWrite && (mask & ~line.written) != 0)
-        fail_access(access, bytes, address, ", which nothing has written");
-}
-
-[[noreturn]] void fail_shared(Access access, std::size_t bytes, std::uintptr_t address) {
-    const std::size_t offset = address - machine.shared_begin;
-    if (offset >= machine.shared_bytes || bytes > machine.shared_bytes - offset)
-        fail_access(access, bytes, address, "");
-    for (std::size_t i = offset / 2; 2 * i < offset + bytes; ++i) {
-        const Cell cell = machine.cells[i];
-        const bool written = (cell.write >> kStampShift) >= machine.block_start;
-        if (written && (cell.write & kInFlight) != 0)
-            fail_access(access, bytes, address,
-                        ", which a cp.async is still writing (no wait has completed it)");
-        if (!written && access != Access::kWrite)
-            fail_access(access, bytes, address, ", which nothing has written");
-        if (written && !is_ordered(cell.write)) fail_race(access, bytes, address, cell.write, "wrote");
-        if (access != Access::kRead && !reads_are_ordered(cell.read))
-            fail_race(access, bytes, address, cell.read, "read");
     }
-    fail_access(access, bytes, address, "");
+    return 0;
 }
 
-void check_other(Access access, std::size_t bytes, std::uintptr_t address) {
-    const auto built_in = reinterpret_cast<std::uintptr_t>(&built_ins);
-    if (address - built_in < sizeof(built_ins)) return;
-    const RuntimeScope scope;
-    if (access == Access::kRead && is_read_only_data(address)) return;
-    fail_access(access, bytes, address, "");
-}
-
-void note_read(Machine& m, Cell& cell) {
-    const std::uint32_t mine = m.stamp << kStampShift | m.thread_id;
-    const std::uint32_t before = cell.read;
-    if ((before >> kStampShift) < m.block_stamp) {
-        cell.read = mine;
-        return;
-    }
-    const std::uint32_t other = before & kThreadMask;
-    std::uint32_t flags = before & kReadByBlock;
-    if (other / kWarp != m.thread_id / kWarp) {
-        flags = kReadByBlock;
-    } else if ((before >> kStampShift) >= m.warp_stamp &&
-               (other != m.thread_id || (before & kReadByWarp) != 0)) {
-        flags |= kReadByWarp;
-    }
-    cell.read = mine | flags;
-}
-
-// An atomic that follows its own thread's plain write hides it from nobody.
-void note_write(Machine& m, Cell& cell, Access access) {
-    const std::uint32_t stamp = cell.write >> kStampShift;
-    const bool atomic = access == Access::kAtomic, both_atomic = atomic && (cell.write & kByAtomic) != 0;
-    const bool hides_write = stamp >= m.block_stamp && stamp >= m.warp_stamp && !both_atomic;
-    cell.write = m.stamp << kStampShift | m.thread_id | (atomic && !hides_write ? kByAtomic : 0u);
-}
-
-// Races on device memory, between blocks and inside this one. Inside a block single bytes are not looked at:
-// a cell is two.
-void check_races(Machine& m, const Line& line, std::uint64_t mask, std::uintptr_t address, std::size_t bytes,
-                 Access access) {
-    Cell* cell = arena.cells + (address - arena.begin) / 2;
-    Cell* const end = arena.cells + (address - arena.begin + bytes + 1) / 2;
-    const std::uint64_t stores = line.store_earlier & (access == Access::kAtomic ? line.plain_stores : ~0ull);
-    if ((mask & stores) != 0) fail_race(access, bytes, address, cell->write, "wrote", true);
-    if (access != Access::kRead && (mask & line.load_earlier) != 0)
-        fail_race(access, bytes, address, cell->read, "read", true);
-    for (; bytes > 1 && cell != end; ++cell) {
-        const bool both_atomic = access == Access::kAtomic && (cell->write & kByAtomic) != 0;
-        if (!both_atomic && !is_ordered(cell->write)) fail_race(access, bytes, address, cell->write, "wrote");
-        if (access == Access::kRead) {
-            note_read(m, *cell);
-            continue;
-        }
-        if (!reads_are_ordered(cell->read)) fail_race(access, bytes, address, cell->read, "read");
-        note_write(m, *cell, access);
+void mark_written(std::uintptr_t begin, std::size_t bytes) {
+    for (const std::uintptr_t end = begin + bytes; begin < end;) {
+        const std::size_t part = std::min(end - begin, kLineBytes - begin % kLineBytes);
+        arena.lines[(begin - arena.begin) / kLineBytes].written |= bits_of_line(begin, part);
+        begin += part;
     }
 }
 
-// One access inside one 64-byte line of device memory.
-void access_line(Machine& m, std::uintptr_t address, std::size_t bytes, Access access) {
-    Line& line = arena.lines[(address - arena.begin) / 64];
-    const std::uint64_t mask = bits_of_line(address, bytes);
-    const std::uint64_t needed = access == Access::kWrite ? line.valid : line.valid & line.written;
-    if ((mask & ~needed) != 0) check_line(line, mask, access, bytes, address);
-    if (line.block_serial != m.block_serial) {
-        const bool is_new = line.block_serial < m.launch_serial;
-        line.load_earlier = is_new ? 0 : line.load_earlier | line.load_block;
-        line.store_earlier = is_new ? 0 : line.store_earlier | line.store_block;
-        if (is_new) line.plain_stores = 0;
-        line.load_block = line.store_block = 0;
-        line.block_serial = m.block_serial;
-    }
-    check_races(m, line, mask, address, bytes, access);
-    Counters& c = m.counters;
-    const auto count = [](std::uint64_t bits) { return static_cast<std::uint64_t>(std::popcount(bits)); };
-    if (access == Access::kRead) {
-        c.global_load_bytes_issued += bytes;
-        c.global_load_bytes_distinct_per_block += count(mask & ~line.load_block);
-        c.global_load_bytes_distinct_per_launch += count(mask & ~line.load_block & ~line.load_earlier);
-        line.load_block |= mask;
-    } else {
-        c.global_store_bytes_issued += bytes;
-        c.global_store_bytes_distinct_per_block += count(mask & ~line.store_block);
-        c.global_store_bytes_distinct_per_launch += count(mask & ~line.store_block & ~line.store_earlier);
-        line.store_block |= mask;
-        line.written |= mask;
-        if (access == Access::kWrite) line.plain_stores |= mask;
-    }
+// AddressSanitizer watches the exact bounds of ordinary memory itself.
+std::uintptr_t place_ordinary(std::size_t bytes) {
+    void* data = nullptr;
+    if (posix_memalign(&data, 256, bytes) != 0) return 0;
+    return reinterpret_cast<std::uintptr_t>(std::memset(data, 0xff, bytes));
 }
 
-void read_cell(Machine& m, Cell& cell, std::size_t bytes, std::uintptr_t address) {
-    const bool written = cell.write >> kStampShift >= m.block_start && (cell.write & kInFlight) == 0;
-    if (!written || !is_ordered(cell.write)) fail_shared(Access::kRead, bytes, address);
-    note_read(m, cell);
+std::uintptr_t place_allocation(std::size_t bytes) {
+    if (!kHooks) return place_ordinary(bytes);
+    reserve_arena();
+    return find_place(bytes);
 }
 
-void write_cell(Machine& m, Cell& cell, std::size_t bytes, std::uintptr_t address, Access access) {
-    const std::uint32_t stamp = cell.write >> kStampShift;
-    const bool written = stamp >= m.block_start, atomic = access == Access::kAtomic;
-    const bool both_atomic = atomic && (cell.write & kByAtomic) != 0;
-    if (written && ((cell.write & kInFlight) != 0 || (!both_atomic && !is_ordered(cell.write))))
-        fail_shared(access, bytes, address);
-    if ((!written && atomic) || !reads_are_ordered(cell.read)) fail_shared(access, bytes, address);
-    note_write(m, cell, access);
+// The pages go back to the system and read as fresh ones, bytes, lines and cells: later accesses are errors.
+void return_pages(std::uintptr_t begin, std::size_t bytes) {
+    madvise(reinterpret_cast<void*>(begin), bytes, MADV_DONTNEED);
+    madvise(arena.lines + (begin - arena.begin) / kLineBytes, bytes / kLineBytes * sizeof(Line),
+            MADV_DONTNEED);
+    madvise(cell_at(begin), bytes / 2 * sizeof(Cell), MADV_DONTNEED);
+}
+
+// Refuses bytes that do not lie in one allocation. The caller holds the mutex.
+void check_range(const char* what, std::uintptr_t begin, std::size_t bytes) {
+    const auto [first, size] = allocation_before(begin);
+    const std::size_t offset = begin - first, left = offset < size ? size - offset : 0;
+    if (left > 0 && bytes <= left) return;
+    throw gpu::DeviceError(
+        std::string(what) + ": " + std::to_string(bytes) + " bytes at " + hex(begin) + ", but " +
+        (left == 0 ? "no device memory is allocated there"
+                   : "the allocation there ends after " + std::to_string(left) + " bytes"));
 }
 
 }  // namespace
 
-void init_memory() {
-    if (machine.cells != nullptr) return;
-    const auto room = reinterpret_cast<std::uintptr_t>(reserve(kSharedReserve));
-    auto* cells = static_cast<Cell*>(reserve(kSharedCapacity / 2 * sizeof(Cell)));
-    if (room == 0 || cells == nullptr)
-        throw gpu::DeviceError("the emulator found no memory for shared memory");
-    machine.cells = cells;
-    machine.shared_begin = room + (kSharedReserve - kSharedCapacity) / 2;
-}
-
-void access_shared(Machine& m, std::uintptr_t address, std::size_t bytes, Access access) {
-    const std::size_t offset = address - m.shared_begin;
-    if (offset >= m.shared_bytes || bytes > m.shared_bytes - offset) fail_shared(access, bytes, address);
-    Cell* cell = m.cells + offset / 2;
-    Cell* const end = m.cells + (offset + bytes + 1) / 2;
-    if (access == Access::kRead) {
-        m.counters.shared_load_bytes += bytes;
-        for (; kHooks && cell != end; ++cell) read_cell(m, *cell, bytes, address);
-    } else {
-        m.counters.shared_store_bytes += bytes;
-        for (; kHooks && cell != end; ++cell) write_cell(m, *cell, bytes, address, access);
-    }
-}
-
-void access_memory(Machine& m, std::uintptr_t address, std::size_t bytes, Access access) {
-    if (address - m.stack_begin < kStackBytes) return;
-    if (address - arena.begin < arena.bytes) {
-        const std::size_t in_line = 64 - address % 64;
-        if (bytes <= in_line) return access_line(m, address, bytes, access);
-        for (std::size_t done = 0; done < bytes;) {
-            const std::uintptr_t place = address + done;
-            const std::size_t part = bytes - done < 64 - place % 64 ? bytes - done : 64 - place % 64;
-            access_line(m, place, part, access);
-            done += part;
+// Addresses only; pages take memory when they are first written, and read as zeros before. Where the system
+// allows less, less is taken.
+void reserve_arena() {
+    static std::once_flag once;
+    std::call_once(once, [] {
+        const std::size_t most = kHooks ? std::size_t{1} << 40 : kSharedRoom,
+                          least = std::min(most, std::size_t{1} << 30);
+        for (std::size_t bytes = most; bytes >= least; bytes /= 2) {
+            // Bytes, lines and cells in one piece.
+            const std::size_t line_bytes = bytes / kLineBytes * sizeof(Line),
+                              cell_bytes = bytes / 2 * sizeof(Cell);
+            void* const room = mmap(nullptr, bytes + line_bytes + cell_bytes, PROT_READ | PROT_WRITE,
+                                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+            if (room == MAP_FAILED) continue;
+            auto* const data = static_cast<std::byte*>(room);
+            arena = {reinterpret_cast<std::uintptr_t>(data), bytes, reinterpret_cast<Line*>(data + bytes),
+                     reinterpret_cast<Cell*>(data + bytes + line_bytes)};
+            next_place = arena.begin + kSharedRoom;
+            machine.shared_begin = arena.begin + (kSharedRoom - kSharedCapacity) / 2;
+            return;
         }
-    } else if (address - (m.shared_begin - (kSharedReserve - kSharedCapacity) / 2) < kSharedReserve) {
-        access_shared(m, address, bytes, access);
-    } else if (kHooks) {
-        check_other(access, bytes, address);
+        throw gpu::DeviceError("the emulator could not reserve 6 GiB of address space for device memory");
+    });
+}
+
+// Asked for when a line is first touched, so that an allocation costs nothing before it is used.
+std::uint64_t allocated_bits_of_line(std::uintptr_t address) {
+    const std::lock_guard lock(memory_mutex);
+    const std::uintptr_t begin = address / kLineBytes * kLineBytes;  // where allocations begin, too
+    const auto [first, size] = allocation_before(begin);
+    return begin - first < size ? bits_of_line(begin, std::min(first + size - begin, kLineBytes)) : 0;
+}
+
+std::string describe_address(std::uintptr_t address) {
+    const std::size_t place = address - arena.begin;
+    if (place >= arena.bytes) return "neither device memory nor shared memory";
+    if (place < kSharedRoom) {
+        const auto offset = static_cast<std::ptrdiff_t>(address - machine.shared_begin);
+        return "byte " + std::to_string(offset) + " of the block's " + std::to_string(machine.shared_bytes) +
+               " bytes of shared memory";
     }
-}
-
-void fail_misaligned(Access access, std::size_t bytes, std::uintptr_t address) {
-    fail_access(access, bytes, address, ": not aligned to its size, which a GPU does not allow");
-}
-
-void check_access(std::uintptr_t address, std::size_t bytes, Access access, const void* site) {
-    const RuntimeScope scope;
-    machine.site = site;
-    if (address % bytes != 0) fail_misaligned(access, bytes, address);
-    access_memory(machine, address, bytes, access);
-    if (machine.notes_accesses) note_access(address, bytes, access, site);
-    machine.site = nullptr;
-}
-
-std::uint32_t advance_time() {
-    if (++machine.stamp < kMaxStamp) return machine.stamp;
-    // Out of stamps: all that this block has done becomes one moment of the past, all that is older the one
-    // before.
-    for (std::size_t i = 0; i < kSharedCapacity / 2; ++i) {
-        Cell& cell = machine.cells[i];
-        const auto renew = [](std::uint32_t word) {
-            const bool old = (word >> kStampShift) < machine.block_start;
-            return old ? 0u : (word & ((1u << kStampShift) - 1u)) | 1u << kStampShift;
-        };
-        const bool in_flight = (cell.write & kInFlight) != 0;
-        cell = {in_flight ? cell.write : renew(cell.write), renew(cell.read)};
-    }
-    // Of device memory, whatever block and thread did what is forgotten.
-    if (arena.bytes > 0) madvise(arena.cells, arena.bytes / 2 * sizeof(Cell), MADV_DONTNEED);
-    machine.block_starts.clear();
-    for (Warp& warp : machine.warps) warp.stamp = 2;
-    machine.block_start = 1;
-    return machine.stamp = machine.order_stamp = machine.block_stamp = machine.warp_stamp = 2;
-}
-
-bool hooks_enabled() {
-    return kHooks;
+    const std::lock_guard lock(memory_mutex);
+    const auto text = [](const auto& allocation) {
+        return "an allocation of " + std::to_string(allocation.second) + " bytes at " + hex(allocation.first);
+    };
+    const auto below = allocation_before(address);
+    const auto above = allocations.upper_bound(address);
+    const std::size_t offset = address - below.first;
+    if (offset < below.second) return "byte " + std::to_string(offset) + " of " + text(below);
+    if (above != allocations.end() && above->first - address < offset - below.second)
+        return std::to_string(above->first - address) + " bytes before " + text(*above);
+    if (below.second == 0) return "device memory in which nothing is allocated";
+    return std::to_string(offset - below.second) + " bytes past the end of " + text(below);
 }
 
 void* shared_memory() {
     return reinterpret_cast<void*>(machine.shared_begin);
 }
-
-std::string hex(std::uintptr_t value) {
-    char text[32];
-    std::snprintf(text, sizeof(text), "0x%zx", value);
-    return text;
-}
-
-std::string describe_address(std::uintptr_t address) {
-    if (address - (machine.shared_begin - (kSharedReserve - kSharedCapacity) / 2) < kSharedReserve) {
-        const auto offset = static_cast<std::ptrdiff_t>(address - machine.shared_begin);
-        return "byte " + std::to_string(offset) + " of the block's " + std::to_string(machine.shared_bytes) +
-               " bytes of shared memory";
-    }
-    if (address - arena.begin >= arena.bytes) return "neither device memory nor shared memory";
-    return describe_device_address(address);
+void set_shared_memory_limit(std::size_t bytes) {
+    shared_limit = std::min(bytes, kSharedCapacity);
 }
 
 }  // namespace flash::simt
+
+namespace flash::gpu {
+
+namespace detail {
+
+void* device_allocate(std::size_t bytes) {
+    const std::lock_guard lock(simt::memory_mutex);
+    const std::size_t left = simt::memory_size() - simt::allocated_bytes;
+    const std::uintptr_t begin = bytes > left ? 0 : simt::place_allocation(bytes);
+    if (begin == 0) {
+        throw DeviceError("out of device memory: " + std::to_string(bytes) + " bytes were asked for, " +
+                          std::to_string(left) + " are left");
+    }
+    simt::allocations[begin] = bytes;
+    simt::allocated_bytes += bytes;
+    return reinterpret_cast<void*>(begin);
+}
+void device_free(void* data) {
+    const std::lock_guard lock(simt::memory_mutex);
+    const auto found = simt::allocations.find(reinterpret_cast<std::uintptr_t>(data));
+    if (found == simt::allocations.end()) {
+        throw DeviceError("freeing " + simt::hex(reinterpret_cast<std::uintptr_t>(data)) +
+                          ": no allocation of device memory begins there");
+    }
+    const auto [begin, bytes] = *found;
+    if (simt::kHooks) {
+        simt::return_pages(begin, simt::round_up(bytes, simt::kPage));
+    } else {
+        std::free(data);
+    }
+    simt::allocated_bytes -= bytes;
+    simt::allocations.erase(found);
+}
+void copy_to_device(void* device, const void* host, std::size_t bytes) {
+    const std::lock_guard lock(simt::memory_mutex);
+    const auto begin = reinterpret_cast<std::uintptr_t>(device);
+    simt::check_range("copying to the device", begin, bytes);
+    if (simt::kHooks) simt::mark_written(begin, bytes);
+    std::memcpy(device, host, bytes);
+}
+void copy_to_host(void* host, const void* device, std::size_t bytes) {
+    const std::lock_guard lock(simt::memory_mutex);
+    simt::check_range("copying from the device", reinterpret_cast<std::uintptr_t>(device), bytes);
+    std::memcpy(host, device, bytes);
+}
+
+}  // namespace detail
+
+DeviceInfo device_info() {
+    return {.name = "emulator",
+            .sm_count = 1,
+            .cc_major = 9,
+            .cc_minor = 0,
+            .shared_per_block_optin = simt::shared_limit,
+            .l2_bytes = 0,
+            .memory_bytes = simt::memory_size(),
+            .clock_mhz = 0,
+            .is_emulator = true};
+}
+void synchronize() {}
+std::string why_no_device() {
+    return {};
+}
+
+}  // namespace flash::gpu

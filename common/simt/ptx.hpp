@@ -57,11 +57,11 @@ template <class T> float2 unpack2(std::uint32_t packed) {
     return make_float2(to_float(low), to_float(high));
 }
 
-inline void mbarrier_init(std::uint32_t mbarrier_smem, int arrivals, simt::Site site = simt::Site::here()) {
-    simt::mbarrier_init(mbarrier_smem, arrivals, site);
+inline void mbarrier_init(std::uint32_t mbarrier_smem, int arrivals) {
+    simt::mbarrier_init(mbarrier_smem, arrivals);
 }
-inline void mbarrier_arrive(std::uint32_t mbarrier_smem, simt::Site site = simt::Site::here()) {
-    simt::mbarrier_arrive(mbarrier_smem, site);
+inline void mbarrier_arrive(std::uint32_t mbarrier_smem) {
+    simt::mbarrier_arrive(mbarrier_smem);
 }
 inline void mbarrier_wait(std::uint32_t mbarrier_smem, int parity, simt::Site site = simt::Site::here()) {
     simt::mbarrier_wait(mbarrier_smem, parity, site);

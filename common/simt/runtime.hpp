@@ -39,8 +39,8 @@ void run(const Launch& launch);
 void* shared_memory();
 void sync_block(Site site);
 void sync_warp(std::uint32_t mask, Site site);
-void mbarrier_init(std::uint32_t shared, int arrivals, Site site);
-void mbarrier_arrive(std::uint32_t shared, Site site);
+void mbarrier_init(std::uint32_t shared, int arrivals);
+void mbarrier_arrive(std::uint32_t shared);
 void mbarrier_wait(std::uint32_t shared, int parity, Site site);
 // The value that source_lane passes; lanes that are not in the mask pass nothing, and asking one is an error.
 std::uint64_t shuffle(std::uint32_t mask, std::uint64_t value, int source_lane, Site site);

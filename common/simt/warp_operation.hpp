@@ -2,7 +2,6 @@
 #pragma once
 
 #include <bit>
-#include <cstring>
 
 #include "common/simt/machine.hpp"
 
@@ -16,31 +15,26 @@ template <class Body> void for_each_lane(std::uint32_t mask, Body body) {
 // lanes[32]) runs once, when all lanes of the mask are there.
 template <class Operand, class Combine>
 void warp_operation(const char* name, std::uint32_t mask, Site site, Operand& mine, Combine combine) {
-    Thread& self = *machine.running;
+    Thread& self = stop_at(State::kAtWarpOperation, name, site, &mine);
+    self.mask = mask;
     Warp& warp = running_warp();
-    Thread* const lanes = machine.threads + self.id / kWarp * kWarp;
+    Thread* const lanes = lanes_of_warp(self.id / kWarp);
     const std::uint32_t my_bit = 1u << (self.id % kWarp);
     if ((mask & my_bit) == 0)
-        fail([=] { return std::string(name) + " names a mask that leaves the calling lane out"; });
-    self.operation = name;
-    self.site = site;
-    self.mask = mask;
-    self.operand = &mine;
+        fail(nullptr, [=] { return std::string(name) + " names a mask that leaves the calling lane out"; });
     warp.waiting |= my_bit;
     bool complete = (warp.waiting & mask) == mask;
     if (complete) {
-        for_each_lane(mask & ~my_bit, [&](int lane) {
-            const Thread& other = lanes[lane];
-            complete &= other.operation == name && other.mask == mask && other.site.line == site.line &&
-                        (other.site.file == site.file || std::strcmp(other.site.file, site.file) == 0);
-        });
+        for_each_lane(
+            mask, [&](int lane) { complete &= same_place(lanes[lane], self) && lanes[lane].mask == mask; });
     }
-    if (!complete) return suspend(State::kAtWarpOperation);
-    Operand* operands[kWarp] = {};
-    for_each_lane(mask, [&](int lane) { operands[lane] = static_cast<Operand*>(lanes[lane].operand); });
+    if (!complete) return switch_to_scheduler(self);
     warp.waiting &= ~mask;
     if (mask == ~0u) count_warp_accesses(self.id / kWarp);
+    Operand* operands[kWarp] = {};
+    for_each_lane(mask, [&](int lane) { operands[lane] = static_cast<Operand*>(lanes[lane].operand); });
     combine(operands);
+    self.state = State::kReady;
     for_each_lane(mask & ~my_bit, [&](int lane) { make_ready(lanes[lane]); });
 }
 
