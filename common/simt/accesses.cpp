@@ -212,9 +212,8 @@ void access_other(const Access& access) {
 
 }  // namespace
 
-void check_alignment(const Access& access) {
-    if (access.address % access.bytes != 0)
-        fail_access(access, [] { return ": not aligned to its size, which a GPU does not allow"; });
+void fail_misaligned(const Access& access) {
+    fail_access(access, [] { return ": not aligned to its size, which a GPU does not allow"; });
 }
 
 void check_access(const Access& access) {

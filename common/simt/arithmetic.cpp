@@ -3,7 +3,7 @@
 #include <cmath>
 #include <functional>
 
-#include "common/simt/machine.hpp"
+#include "common/simt/aligned_access.hpp"
 
 namespace flash::simt {
 
@@ -22,9 +22,7 @@ namespace {
 
 // Threads take turns between hooks only, so a plain update is atomic.
 template <class T, class Update> T atomic(T* address, T value, const void* site, Update update) {
-    const Access access{reinterpret_cast<std::uintptr_t>(address), sizeof(T), Kind::kAtomic, site};
-    check_alignment(access);
-    check_access(access);
+    access_aligned<sizeof(T)>(reinterpret_cast<std::uintptr_t>(address), Kind::kAtomic, site);
     ++machine.counters.atomics;
     const T before = *address;
     *address = static_cast<T>(update(before, value));

@@ -42,8 +42,8 @@ void cp_async(std::uint32_t shared, const void* source, int bytes) {
     if (bytes < 0 || bytes > static_cast<int>(kRow))
         fail(site, [=] { return "cp.async of " + std::to_string(bytes) + " bytes; it copies 0 to 16"; });
     const auto copied = static_cast<std::size_t>(bytes);
-    check_alignment(write);
-    check_alignment({from, kRow, Kind::kRead, site});
+    if (write.address % kRow != 0) fail_misaligned(write);
+    if (from % kRow != 0) fail_misaligned({from, kRow, Kind::kRead, site});
     if (bytes > 0) check_access({from, copied, Kind::kRead, site});
     check_access(write);
     machine.counters.cp_async_bytes += copied;

@@ -1,70 +1,17 @@
 // The entry points of ThreadSanitizer's instrumentation, with the emulator behind them instead of that tool:
 // compilers call these before every load and store of the translation units that hold device code. Outside a
 // running kernel they return at once. (Interface: the compiler-rt header tsan_interface.h; GCC emits the same
-// names.) Most accesses are plain and nothing new; they end here, the others go on to check_access().
+// names.)
 #include <cstring>
 
-#include "common/simt/machine.hpp"
+#include "common/simt/aligned_access.hpp"
 
 namespace {
 
 using namespace flash::simt;
 
-// True when a read has nothing to check and nothing to note: the bytes were written before the latest
-// barrier, and not before `oldest`, and as many threads as matter have read them since.
-bool is_quiet_read(const Cell& cell, std::uint32_t oldest) {
-    const Machine& m = machine;
-    const std::uint32_t barrier = m.block_stamp << kStampShift;
-    if (cell.write - oldest >= barrier - oldest || cell.read < m.order_stamp << kStampShift) return false;
-    if ((cell.read & kReadByBlock) != 0 || cell.read == (m.stamp << kStampShift | m.thread_id)) return true;
-    return (cell.read & kReadByWarp) != 0 && (cell.read & kThreadMask) / kWarp == m.thread_id / kWarp &&
-           cell.read >> kStampShift >= m.warp_stamp;
-}
-// The same for a write: nobody has touched the bytes since the latest barrier.
-bool is_quiet_write(const Cell& cell) {
-    const std::uint32_t barrier = machine.block_stamp << kStampShift;
-    return cell.write < barrier && cell.read < barrier;
-}
-
-template <std::size_t kBytes> bool are_quiet(Cell* cells, Kind kind, std::uint32_t oldest) {
-    constexpr std::size_t kCells = (kBytes + 1) / 2;
-    for (std::size_t i = 0; i < kCells; ++i) {
-        if (!(kind == Kind::kRead ? is_quiet_read(cells[i], oldest) : is_quiet_write(cells[i]))) return false;
-    }
-    for (std::size_t i = 0; kind == Kind::kWrite && i < kCells; ++i)
-        cells[i].write = machine.stamp << kStampShift | machine.thread_id;
-    return true;
-}
-
-// True when it has done all there is to do. The bytes lie in one line because the address is a multiple of
-// their number.
-template <std::size_t kBytes> bool is_ordinary(std::uintptr_t address, Kind kind) {
-    if (address - machine.stack_begin < kStackBytes) return true;
-    Counters& c = machine.counters;
-    const std::size_t offset = address - machine.shared_begin, place = address - arena.begin;
-    if (offset < machine.shared_bytes && kBytes <= machine.shared_bytes - offset) {
-        if (!are_quiet<kBytes>(cell_at(address), kind, machine.block_start << kStampShift)) return false;
-        (kind == Kind::kRead ? c.shared_load_bytes : c.shared_store_bytes) += kBytes;
-        return true;
-    }
-    if (place >= arena.bytes) return false;
-    const Line& line = arena.lines[place / kLineBytes];
-    const std::uint64_t mask = bits_of_line(address, kBytes);
-    const std::uint64_t known = kind == Kind::kRead ? line.load_block : line.store_block & line.plain_stores;
-    if (line.block_serial != machine.block_serial || (mask & ~known) != 0) return false;
-    if (kBytes > 1 && !are_quiet<kBytes>(cell_at(address), kind, 0)) return false;
-    (kind == Kind::kRead ? c.global_load_bytes_issued : c.global_store_bytes_issued) += kBytes;
-    return true;
-}
-
 template <std::size_t kBytes> inline void aligned(const void* p, Kind kind, const void* site) {
-    if (!in_kernel) return;
-    const auto address = reinterpret_cast<std::uintptr_t>(p);
-    if (address % kBytes == 0 && !machine.notes_accesses && is_ordinary<kBytes>(address, kind)) [[likely]]
-        return;
-    const Access access{address, kBytes, kind, site};
-    check_alignment(access);
-    check_access(access);
+    if (in_kernel) access_aligned<kBytes>(reinterpret_cast<std::uintptr_t>(p), kind, site);
 }
 
 inline void any(const void* p, std::size_t bytes, Kind kind, const void* site) {

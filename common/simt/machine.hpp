@@ -85,7 +85,7 @@ struct Access {
 };
 // Checks, notes and counts an access of the running thread, whatever memory it goes to.
 void check_access(const Access& access);
-void check_alignment(const Access& access);
+[[noreturn]] void fail_misaligned(const Access& access);
 
 // A new point in time: accesses before it are ordered before those after it, for the block or for one warp.
 std::uint32_t advance_time();

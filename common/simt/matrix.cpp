@@ -2,6 +2,7 @@
 #include <cstring>
 #include <memory>
 
+#include "common/simt/aligned_access.hpp"
 #include "common/simt/warp_operation.hpp"
 #include "common/types.hpp"
 
@@ -23,7 +24,6 @@ const float* fp16_values() {
 }
 
 struct MmaOperand {
-    MmaType type;
     Accumulator acc;
     Fragment a;
     std::uint32_t b[2];
@@ -33,20 +33,26 @@ struct MmaOperand {
 //   a[0] A(g, 2t..2t+1)   a[1] A(g+8, 2t..2t+1)   a[2] A(g, 2t+8..2t+9)   a[3] A(g+8, 2t+8..2t+9)
 //   b[0] B(2t..2t+1, g)   b[1] B(2t+8..2t+9, g)
 //   c[0..1] C(g, 2t..2t+1)   c[2..3] C(g+8, 2t..2t+1)
-void multiply(MmaOperand* const* lanes) {
+template <MmaType kType> void multiply(MmaOperand* const* lanes) {
     const float* const fp16_value = fp16_values();
-    const auto value = [&](std::uint32_t pair, int half) {
-        const auto bits = static_cast<std::uint16_t>(pair >> (16 * half));
-        return lanes[0]->type == MmaType::kFp16 ? fp16_value[bits] : float_from_bf16_bits(bits);
+    const auto unpack = [&](std::uint32_t pair, float& low, float& high) {
+        const auto low_bits = static_cast<std::uint16_t>(pair),
+                   high_bits = static_cast<std::uint16_t>(pair >> 16);
+        low = kType == MmaType::kFp16 ? fp16_value[low_bits] : float_from_bf16_bits(low_bits);
+        high = kType == MmaType::kFp16 ? fp16_value[high_bits] : float_from_bf16_bits(high_bits);
     };
     float a[16][16], b[16][8], c[16][8];
-    for (int lane = 0; lane < kWarp; ++lane) {
-        const MmaOperand& own = *lanes[lane];
-        const int g = lane / 4, t = lane % 4;
-        for (int e = 0; e < 2; ++e) {
-            for (int i = 0; i < 4; ++i) a[g + i % 2 * 8][2 * t + e + i / 2 * 8] = value(own.a.r[i], e);
-            for (int i = 0; i < 2; ++i) b[2 * t + e + i * 8][g] = value(own.b[i], e);
-            for (int i = 0; i < 2; ++i) c[g + i * 8][2 * t + e] = own.acc.c[2 * i + e];
+    for (int g = 0; g < 8; ++g) {
+        for (int t = 0; t < 4; ++t) {
+            const MmaOperand& own = *lanes[4 * g + t];
+            const int k = 2 * t;
+            unpack(own.a.r[0], a[g][k], a[g][k + 1]);
+            unpack(own.a.r[1], a[g + 8][k], a[g + 8][k + 1]);
+            unpack(own.a.r[2], a[g][k + 8], a[g][k + 9]);
+            unpack(own.a.r[3], a[g + 8][k + 8], a[g + 8][k + 9]);
+            unpack(own.b[0], b[k][g], b[k + 1][g]);
+            unpack(own.b[1], b[k + 8][g], b[k + 9][g]);
+            for (int i = 0; i < 4; ++i) c[g + i / 2 * 8][2 * t + i % 2] = own.acc.c[i];
         }
     }
     for (int m = 0; m < 16; ++m) {
@@ -58,6 +64,7 @@ void multiply(MmaOperand* const* lanes) {
         const int g = lane / 4, t = lane % 4;
         for (int i = 0; i < 4; ++i) lanes[lane]->acc.c[i] = c[g + i / 2 * 8][2 * t + i % 2];
     }
+    ++machine.counters.mma;
 }
 
 struct LdmatrixOperand {
@@ -88,9 +95,7 @@ void load_matrices(LdmatrixOperand* const* lanes) {
 
 Fragment ldmatrix(std::uint32_t row, bool transposed, Site site) {
     const RuntimeScope scope;
-    const Access access{machine.shared_begin + row, 16, Kind::kRead, __builtin_return_address(0)};
-    check_alignment(access);
-    check_access(access);
+    access_aligned<16>(machine.shared_begin + row, Kind::kRead, __builtin_return_address(0));
     LdmatrixOperand mine{row, transposed, {}};
     warp_operation(transposed ? "ldmatrix.trans" : "ldmatrix", kAllLanes, site, mine, load_matrices);
     return mine.result;
@@ -98,11 +103,9 @@ Fragment ldmatrix(std::uint32_t row, bool transposed, Site site) {
 
 Accumulator mma(MmaType type, Accumulator acc, Fragment a, std::uint32_t b0, std::uint32_t b1, Site site) {
     const RuntimeScope scope;
-    MmaOperand mine{type, acc, a, {b0, b1}};
-    warp_operation("mma", kAllLanes, site, mine, [](MmaOperand* const* lanes) {
-        multiply(lanes);
-        ++machine.counters.mma;
-    });
+    MmaOperand mine{acc, a, {b0, b1}};
+    warp_operation("mma", kAllLanes, site, mine,
+                   type == MmaType::kFp16 ? multiply<MmaType::kFp16> : multiply<MmaType::kBf16>);
     return mine.acc;
 }
 
