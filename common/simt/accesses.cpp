@@ -132,7 +132,7 @@ void access_shared(const Access& access) {
 
 // Inside one line of device memory.
 void access_line(const Access& access) {
-    Line& line = arena.lines[(access.address - arena.begin) / kLineBytes];
+    Line& line = *line_at(access.address);
     const std::uint64_t mask = bits_of_line(access.address, access.bytes);
     if ((mask & ~line.valid) != 0) {
         line.valid = allocated_bits_of_line(access.address);
@@ -174,12 +174,9 @@ void access_line(const Access& access) {
 }
 
 void access_device(const Access& access) {
-    for (std::size_t done = 0; done < access.bytes;) {
-        const std::uintptr_t place = access.address + done;
-        const std::size_t part = std::min(access.bytes - done, kLineBytes - place % kLineBytes);
-        access_line({place, part, access.kind, access.site});
-        done += part;
-    }
+    for_each_line(access.address, access.bytes, [&](std::uintptr_t address, std::size_t bytes) {
+        access_line({address, bytes, access.kind, access.site});
+    });
 }
 
 // Program data that kernels may read: constants that the compiler put into read-only segments.

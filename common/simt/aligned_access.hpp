@@ -36,14 +36,14 @@ template <std::size_t kBytes> inline bool are_quiet(Cell* cells, Kind kind, std:
 template <std::size_t kBytes> inline bool is_ordinary(std::uintptr_t address, Kind kind) {
     if (address - machine.stack_begin < kStackBytes) return true;
     Counters& c = machine.counters;
-    const std::size_t offset = address - machine.shared_begin, place = address - arena.begin;
+    const std::size_t offset = address - machine.shared_begin;
     if (offset < machine.shared_bytes && kBytes <= machine.shared_bytes - offset) {
         if (!are_quiet<kBytes>(cell_at(address), kind, machine.block_start << kStampShift)) return false;
         (kind == Kind::kRead ? c.shared_load_bytes : c.shared_store_bytes) += kBytes;
         return true;
     }
-    if (place >= arena.bytes) return false;
-    const Line& line = arena.lines[place / kLineBytes];
+    if (address - arena.begin >= arena.bytes) return false;
+    const Line& line = *line_at(address);
     const std::uint64_t mask = bits_of_line(address, kBytes);
     const std::uint64_t known = kind == Kind::kRead ? line.load_block : line.store_block & line.plain_stores;
     if (line.block_serial != machine.block_serial || (mask & ~known) != 0) return false;

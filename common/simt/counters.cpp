@@ -27,9 +27,9 @@ template <class Operation> Counters combine(const Counters& a, const Counters& b
 using Lanes = std::array<const Access*, kWarp>;  // null: the lane is not part of the request
 
 // The different multiples of `unit` bytes that the lanes [first, first + count) touch.
-void find_units(const Lanes& lanes, int first, int count, std::uintptr_t unit,
-                std::vector<std::uintptr_t>& units) {
-    units.clear();
+std::vector<std::uintptr_t> find_units(const Lanes& lanes, int first, int count, std::uintptr_t unit) {
+    std::vector<std::uintptr_t> units;
+    units.reserve(kWarp);
     for (int i = first; i < first + count; ++i) {
         const Access* lane = lanes[static_cast<std::size_t>(i)];
         if (lane == nullptr) continue;
@@ -38,24 +38,23 @@ void find_units(const Lanes& lanes, int first, int count, std::uintptr_t unit,
     }
     if (!std::is_sorted(units.begin(), units.end())) std::sort(units.begin(), units.end());
     units.erase(std::unique(units.begin(), units.end()), units.end());
+    return units;
 }
 
-void count_request(const Lanes& lanes, std::vector<std::uintptr_t>& units) {
+void count_request(const Lanes& lanes) {
     const Access& any = **std::find_if(lanes.begin(), lanes.end(), [](auto* lane) { return lane; });
     const bool is_load = any.kind == Kind::kRead;
     Counters& c = machine.counters;
     if (any.address - arena.begin >= kSharedRoom) {
-        find_units(lanes, 0, kWarp, 32, units);
         ++(is_load ? c.global_load_requests : c.global_store_requests);
-        (is_load ? c.global_load_sectors : c.global_store_sectors) += units.size();
+        (is_load ? c.global_load_sectors : c.global_store_sectors) += find_units(lanes, 0, kWarp, 32).size();
         return;
     }
     ++(is_load ? c.shared_load_requests : c.shared_store_requests);
     const int together = std::clamp(128 / static_cast<int>(any.bytes), 1, kWarp);
     for (int lane = 0; lane < kWarp; lane += together) {
-        find_units(lanes, lane, together, 4, units);
         std::array<std::uint64_t, 32> words_of_bank{};
-        for (const std::uintptr_t word : units) ++words_of_bank[word % 32];
+        for (const std::uintptr_t word : find_units(lanes, lane, together, 4)) ++words_of_bank[word % 32];
         const std::uint64_t passes = *std::max_element(words_of_bank.begin(), words_of_bank.end());
         c.shared_bank_conflicts += std::max<std::uint64_t>(passes, 1) - 1;
     }
@@ -77,14 +76,13 @@ void count_warp_accesses(int warp) {
                std::equal(lane.accesses.begin(), lane.accesses.end(), longest.begin(), longest.end(),
                           [](const auto& a, const auto& b) { return a.site == b.site && a.kind == b.kind; });
     });
-    std::vector<std::uintptr_t> units;
     std::map<std::pair<Instruction, std::size_t>, Lanes> requests;
     for (std::size_t n = 0; same && n < longest.size(); ++n) {
         Lanes request;
         std::transform(lanes.begin(), lanes.end(), request.begin(), [n](const Thread& lane) {
             return lane.accesses.empty() ? nullptr : &lane.accesses[n];
         });
-        count_request(request, units);
+        count_request(request);
     }
     for (std::size_t lane = 0; !same && lane < kWarp; ++lane) {
         std::map<Instruction, std::size_t> turns;
@@ -93,7 +91,7 @@ void count_warp_accesses(int warp) {
             requests[{instruction, turns[instruction]++}][lane] = &access;
         }
     }
-    for (const auto& [key, request] : requests) count_request(request, units);
+    for (const auto& [key, request] : requests) count_request(request);
     for (Thread& lane : lanes) lane.accesses.clear();
 }
 

@@ -67,8 +67,19 @@ struct Arena {
 extern Arena arena;
 void reserve_arena();  // unless that has been done
 
+inline Line* line_at(std::uintptr_t address) {
+    return arena.lines + (address - arena.begin) / kLineBytes;
+}
 inline Cell* cell_at(std::uintptr_t address) {
     return arena.cells + (address - arena.begin) / 2;
+}
+// body(address, bytes) for the part of a range in each of its lines.
+template <class Body> void for_each_line(std::uintptr_t address, std::size_t bytes, Body body) {
+    for (const std::uintptr_t end = address + bytes; address < end;) {
+        const std::size_t part = std::min(end - address, kLineBytes - address % kLineBytes);
+        body(address, part);
+        address += part;
+    }
 }
 // The bits of a line for bytes of it that begin at an address.
 inline std::uint64_t bits_of_line(std::uintptr_t address, std::size_t bytes) {
@@ -129,7 +140,6 @@ struct Thread {
     std::vector<PendingCopy> copies;
     std::uint64_t committed_groups = 0;
     std::vector<Access> accesses;  // since the warp's were counted
-    void* asan_fake_stack = nullptr;
 };
 // Threads meet where they wait at the same operation in the same place.
 inline bool same_place(const Thread& a, const Thread& b) {
@@ -168,10 +178,6 @@ struct Machine {
     Thread* running = nullptr;
     Thread all_threads[kMaxThreads];
     Warp warps[kMaxThreads / kWarp];
-    boost::context::detail::fcontext_t scheduler = nullptr;
-    void* asan_fake_stack = nullptr;
-    const void* asan_scheduler_stack = nullptr;
-    std::size_t asan_scheduler_bytes = 0;
 
     int warp_count() const { return (static_cast<int>(threads.size()) + kWarp - 1) / kWarp; }
 };

@@ -64,11 +64,9 @@ std::uintptr_t find_place(std::size_t bytes) {
 }
 
 void mark_written(std::uintptr_t begin, std::size_t bytes) {
-    for (const std::uintptr_t end = begin + bytes; begin < end;) {
-        const std::size_t part = std::min(end - begin, kLineBytes - begin % kLineBytes);
-        arena.lines[(begin - arena.begin) / kLineBytes].written |= bits_of_line(begin, part);
-        begin += part;
-    }
+    for_each_line(begin, bytes, [](std::uintptr_t address, std::size_t part) {
+        line_at(address)->written |= bits_of_line(address, part);
+    });
 }
 
 // AddressSanitizer watches the exact bounds of ordinary memory itself.
@@ -87,8 +85,7 @@ std::uintptr_t place_allocation(std::size_t bytes) {
 // The pages go back to the system and read as fresh ones, bytes, lines and cells: later accesses are errors.
 void return_pages(std::uintptr_t begin, std::size_t bytes) {
     madvise(reinterpret_cast<void*>(begin), bytes, MADV_DONTNEED);
-    madvise(arena.lines + (begin - arena.begin) / kLineBytes, bytes / kLineBytes * sizeof(Line),
-            MADV_DONTNEED);
+    madvise(line_at(begin), bytes / kLineBytes * sizeof(Line), MADV_DONTNEED);
     madvise(cell_at(begin), bytes / 2 * sizeof(Cell), MADV_DONTNEED);
 }
 
