@@ -53,25 +53,18 @@ template <class Why> [[noreturn]] void fail_access(const Access& access, const W
 
 // ---- Races between the threads of a block
 
-// True when a barrier lies between the recorded access and the running thread's access now.
-bool is_ordered(std::uint32_t record) {
-    const std::uint32_t stamp = record >> kStampShift, thread = record & kThreadMask;
-    if (stamp < machine.block_stamp || thread == machine.thread_id) return true;
-    if (stamp < machine.running->acquired[thread / kWarp]) return true;
-    return thread / kWarp == machine.thread_id / kWarp && stamp < machine.warp_stamp;
+// True when a barrier lies between the recorded write and the running thread's access now.
+bool is_ordered(std::uint32_t write) {
+    const std::uint32_t writer = write & kThreadMask;
+    return writer == machine.thread_id || write >> kStampShift < machine.running->before[writer / kWarp];
 }
-
 bool reads_are_ordered(std::uint32_t read) {
-    const std::uint32_t stamp = read >> kStampShift;
-    if (stamp < machine.block_stamp) return true;
-    if ((read & kReadByBlock) != 0) {
-        const auto& acquired = machine.running->acquired;
-        return std::all_of(acquired.begin(), acquired.begin() + machine.warp_count(),
-                           [stamp](std::uint32_t before) { return stamp < before; });
-    }
-    const bool same_warp = (read & kThreadMask) / kWarp == machine.thread_id / kWarp;
-    if ((read & kReadByWarp) != 0) return same_warp && stamp < machine.warp_stamp;
-    return is_ordered(read);
+    const std::uint32_t stamp = read >> kStampShift, reader = read & kThreadMask;
+    const Clock& before = machine.running->before;
+    if ((read & kReadByBlock) != 0)
+        return stamp < *std::min_element(before.begin(), before.begin() + machine.warp_count());
+    const bool only_mine = reader == machine.thread_id && (read & kReadByWarp) == 0;
+    return only_mine || stamp < before[reader / kWarp];
 }
 
 void note_read(Cell& cell) {
@@ -239,6 +232,8 @@ std::uint32_t advance_time() {
             MADV_DONTNEED);
     machine.block_starts.clear();
     for (Warp& warp : machine.warps) warp.stamp = 2;
+    for (Thread& thread : machine.threads) thread.before.fill(2);
+    for (auto& [offset, barrier] : machine.mbarriers) barrier.released = {};
     machine.block_start = 1;
     return machine.stamp = machine.order_stamp = machine.block_stamp = machine.warp_stamp = 2;
 }

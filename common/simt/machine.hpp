@@ -105,9 +105,8 @@ std::uint32_t advance_time();
 
 enum class State : std::uint8_t { kFresh, kReady, kAtBarrier, kAtMbarrier, kAtWarpOperation, kExited };
 
-// For each warp, the time before which its accesses are ordered before those of a thread that has waited at
-// mbarriers.
-using Acquired = std::array<std::uint32_t, kMaxThreads / kWarp>;
+// For each warp, a time: what its threads did before then happened before what is done now.
+using Clock = std::array<std::uint32_t, kMaxThreads / kWarp>;
 
 // What stands behind the 8 bytes of an mbarrier.
 struct Mbarrier {
@@ -115,7 +114,7 @@ struct Mbarrier {
     int pending = 0;
     int phase = 0;             // the current one
     std::uint32_t warps = 0;   // that have arrived in it
-    Acquired released{};       // by all phases so far
+    Clock released{};          // by all phases so far, to those who wait
     std::vector<int> waiting;  // thread ids
 };
 
@@ -136,7 +135,7 @@ struct Thread {
     Site site{};
     std::uint32_t mask = 0;
     void* operand = nullptr;  // the mbarrier, or what it brings to the warp operation, on its own stack
-    Acquired acquired{};
+    Clock before{};           // what it has waited for, at barriers of any kind
     std::vector<PendingCopy> copies;
     std::uint64_t committed_groups = 0;
     std::vector<Access> accesses;  // since the warp's were counted

@@ -104,7 +104,10 @@ bool release_barrier() {
         return false;
     machine.order_stamp = machine.block_stamp = advance_time();
     ++machine.counters.barriers;
-    for (Thread& thread : machine.threads) make_ready(thread);
+    for (Thread& thread : machine.threads) {
+        thread.before.fill(machine.block_stamp);
+        make_ready(thread);
+    }
     for (int w = 0; w < machine.warp_count(); ++w) count_warp_accesses(w);
     return true;
 }
@@ -127,7 +130,7 @@ void begin_block() {
     std::memset(shared_memory(), 0xff, machine.shared_bytes);
     for (Thread& thread : machine.threads) {
         thread.state = State::kFresh;
-        thread.acquired = {};
+        thread.before.fill(machine.block_start);
     }
     for (int w = 0; w < machine.warp_count(); ++w)
         machine.warps[w] = {.ready = lanes_in_use(w), .waiting = 0, .stamp = machine.block_start};

@@ -15,8 +15,10 @@ void sync_warp(std::uint32_t mask, Site site) {
     const RuntimeScope scope;
     int nothing = 0;
     warp_operation("__syncwarp", mask, site, nothing, [mask](int* const*) {
-        const std::uint32_t all = lanes_in_use(machine.running->id / kWarp);
-        if ((mask & all) == all) machine.warp_stamp = running_warp().stamp = advance_time();
+        const int warp = machine.running->id / kWarp;
+        if ((mask & lanes_in_use(warp)) != lanes_in_use(warp)) return;
+        const std::uint32_t now = machine.warp_stamp = machine.warps[warp].stamp = advance_time();
+        for_each_lane(lanes_in_use(warp), [=](int lane) { lanes_of_warp(warp)[lane].before[warp] = now; });
     });
 }
 
@@ -69,8 +71,8 @@ void mbarrier_wait(std::uint32_t shared, int parity, Site site) {
         barrier.waiting.push_back(self.id);
         switch_to_scheduler(stop_at(State::kAtMbarrier, "mbarrier_wait", site, &barrier));
     }
-    for (std::size_t w = 0; w < self.acquired.size(); ++w)
-        self.acquired[w] = std::max(self.acquired[w], barrier.released[w]);
+    for (std::size_t w = 0; w < self.before.size(); ++w)
+        self.before[w] = std::max(self.before[w], barrier.released[w]);
 }
 
 std::uint64_t shuffle(std::uint32_t mask, std::uint64_t value, int source_lane, Site site) {
