@@ -74,7 +74,7 @@ void note_read(Cell& cell) {
         flags = cell.read & kReadByBlock;
         if (reader / kWarp != machine.thread_id / kWarp) {
             flags = kReadByBlock;
-        } else if (stamp >= machine.warp_stamp &&
+        } else if (stamp >= running_warp().stamp &&
                    (reader != machine.thread_id || (cell.read & kReadByWarp) != 0)) {
             flags |= kReadByWarp;
         }
@@ -85,7 +85,7 @@ void note_read(Cell& cell) {
 // An atomic that follows its own thread's plain write hides it from nobody.
 void note_write(Cell& cell, bool is_atomic, bool both_atomic) {
     const std::uint32_t stamp = cell.write >> kStampShift;
-    const bool hides_write = stamp >= machine.block_stamp && stamp >= machine.warp_stamp && !both_atomic;
+    const bool hides_write = stamp >= machine.block_stamp && stamp >= running_warp().stamp && !both_atomic;
     cell.write =
         machine.stamp << kStampShift | machine.thread_id | (is_atomic && !hides_write ? kByAtomic : 0u);
 }
@@ -235,7 +235,7 @@ std::uint32_t advance_time() {
     for (Thread& thread : machine.threads) thread.before.fill(2);
     for (auto& [offset, barrier] : machine.mbarriers) barrier.released = {};
     machine.block_start = 1;
-    return machine.stamp = machine.order_stamp = machine.block_stamp = machine.warp_stamp = 2;
+    return machine.stamp = machine.order_stamp = machine.block_stamp = 2;
 }
 
 bool hooks_enabled() {

@@ -13,7 +13,7 @@ inline bool is_quiet_read(const Cell& cell, std::uint32_t oldest) {
     if (cell.write - oldest >= barrier - oldest || cell.read < m.order_stamp << kStampShift) return false;
     if ((cell.read & kReadByBlock) != 0 || cell.read == (m.stamp << kStampShift | m.thread_id)) return true;
     return (cell.read & kReadByWarp) != 0 && (cell.read & kThreadMask) / kWarp == m.thread_id / kWarp &&
-           cell.read >> kStampShift >= m.warp_stamp;
+           cell.read >> kStampShift >= running_warp().stamp;
 }
 // The same for a write: nobody has touched the bytes since the latest barrier.
 inline bool is_quiet_write(const Cell& cell) {

@@ -103,7 +103,7 @@ std::uint32_t advance_time();
 
 // ---- Threads
 
-enum class State : std::uint8_t { kFresh, kReady, kAtBarrier, kAtMbarrier, kAtWarpOperation, kExited };
+enum class State : std::uint8_t { kReady, kAtBarrier, kAtMbarrier, kAtWarpOperation, kExited };
 
 // For each warp, a time: what its threads did before then happened before what is done now.
 using Clock = std::array<std::uint32_t, kMaxThreads / kWarp>;
@@ -130,7 +130,7 @@ struct Thread {
     std::byte* stack = nullptr;  // lowest address; null before the start and after the end
     uint3 index{};
     int id = 0;
-    State state = State::kFresh;
+    State state = State::kReady;
     const char* operation = nullptr;  // what it waits at, its place and its mask
     Site site{};
     std::uint32_t mask = 0;
@@ -159,7 +159,6 @@ struct Machine {
     std::size_t shared_bytes = 0;
     std::uint32_t thread_id = 0;    // of the running thread
     std::uint32_t stamp = 0;        // the time now
-    std::uint32_t warp_stamp = 0;   // latest __syncwarp of the running thread's warp
     std::uint32_t order_stamp = 0;  // latest block barrier or mbarrier phase
     std::uint32_t block_stamp = 0;  // latest block barrier
     std::uint32_t block_start = 0;
@@ -197,7 +196,7 @@ struct RuntimeScope {
 };
 
 inline Warp& running_warp() {
-    return machine.warps[machine.running->id / kWarp];
+    return machine.warps[machine.thread_id / kWarp];
 }
 inline Thread* lanes_of_warp(int warp) {
     return machine.all_threads + warp * kWarp;

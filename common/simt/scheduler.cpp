@@ -42,12 +42,10 @@ struct Random {
 };
 
 void resume(Thread& thread) {
-    if (thread.state == State::kFresh) start_fiber(thread);
-    thread.state = State::kReady;
+    if (thread.stack == nullptr) start_fiber(thread);
     machine.running = &thread;
     machine.thread_id = static_cast<std::uint32_t>(thread.id);
     machine.stack_begin = reinterpret_cast<std::uintptr_t>(thread.stack);
-    machine.warp_stamp = running_warp().stamp;
     built_ins.thread_idx = thread.index;
     switch_to_thread(thread);
     if (thread.state == State::kExited) {
@@ -95,6 +93,12 @@ void report_stuck_block() {
     report(machine.threads[0], nullptr, "no thread of the block can go on");
 }
 
+// All that the block has done happened before all that it does from now on.
+void order_block() {
+    machine.order_stamp = machine.block_stamp = advance_time();
+    for (Thread& thread : machine.threads) thread.before.fill(machine.block_stamp);
+}
+
 // When every thread of the block waits at the same barrier, all of them go on.
 bool release_barrier() {
     const Thread& first = machine.threads[0];
@@ -102,12 +106,9 @@ bool release_barrier() {
         !std::all_of(machine.threads.begin(), machine.threads.end(),
                      [&](const Thread& other) { return same_place(first, other); }))
         return false;
-    machine.order_stamp = machine.block_stamp = advance_time();
+    order_block();
     ++machine.counters.barriers;
-    for (Thread& thread : machine.threads) {
-        thread.before.fill(machine.block_stamp);
-        make_ready(thread);
-    }
+    for (Thread& thread : machine.threads) make_ready(thread);
     for (int w = 0; w < machine.warp_count(); ++w) count_warp_accesses(w);
     return true;
 }
@@ -122,16 +123,14 @@ void run_warp(int w) {
 }
 
 void begin_block() {
-    machine.order_stamp = machine.block_stamp = machine.block_start = advance_time();
+    order_block();
+    machine.block_start = machine.block_stamp;
     machine.block_starts.emplace_back(machine.block_start, built_ins.block_idx);
     ++machine.block_serial;
     machine.live = machine.threads.size();
     machine.mbarriers.clear();
     std::memset(shared_memory(), 0xff, machine.shared_bytes);
-    for (Thread& thread : machine.threads) {
-        thread.state = State::kFresh;
-        thread.before.fill(machine.block_start);
-    }
+    for (Thread& thread : machine.threads) thread.state = State::kReady;
     for (int w = 0; w < machine.warp_count(); ++w)
         machine.warps[w] = {.ready = lanes_in_use(w), .waiting = 0, .stamp = machine.block_start};
 }

@@ -17,7 +17,7 @@ void sync_warp(std::uint32_t mask, Site site) {
     warp_operation("__syncwarp", mask, site, nothing, [mask](int* const*) {
         const int warp = machine.running->id / kWarp;
         if ((mask & lanes_in_use(warp)) != lanes_in_use(warp)) return;
-        const std::uint32_t now = machine.warp_stamp = machine.warps[warp].stamp = advance_time();
+        const std::uint32_t now = machine.warps[warp].stamp = advance_time();
         for_each_lane(lanes_in_use(warp), [=](int lane) { lanes_of_warp(warp)[lane].before[warp] = now; });
     });
 }
