@@ -29,6 +29,7 @@ void load_once_more_in_each_lane(
 Floats exponentials(const Floats& x);  // expf, __expf and exp2_approx of each element, added up
 Floats reverse_through_global(const Floats& x, int blocks);  // as above, a barrier between write and read
 Floats one_launch_after_the_other(const Floats& x);  // the second reads what other blocks of the first wrote
+Floats hand_over_at_mbarrier();                      // from the 32 readers of a number to its next writer
 int add_in_every_block(int blocks);                  // atomically, to one number
 void launch_empty(unsigned grid_y, unsigned block_x, std::size_t shared_bytes);
 bool every_thread_runs_once(int blocks, int threads);

@@ -156,6 +156,24 @@ __global__ void reverse_global_kernel(const float* x, float* between, float* y) 
     y[first + threadIdx.x] = between[first + blockDim.x - 1 - threadIdx.x];
 }
 
+// All lanes of warp 0 read one number; warp 1 overwrites it when they have arrived.
+__global__ void hand_over_kernel(float* y) {
+    float* smem = gpu::dynamic_smem<float>();
+    const std::uint32_t mbarrier = gpu::smem_address(smem + 2);
+    if (threadIdx.x == 0) {
+        *smem = 1;
+        gpu::mbarrier_init(mbarrier, 32);
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        y[threadIdx.x] = *smem;
+        gpu::mbarrier_arrive(mbarrier);
+    } else {
+        gpu::mbarrier_wait(mbarrier, 0);
+        if (threadIdx.x == 32) *smem = 2;
+    }
+}
+
 __global__ void neighbour_kernel(const float* x, float* y) {
     const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     y[i] = x[(i + blockDim.x) % (gridDim.x * blockDim.x)];
@@ -321,6 +339,12 @@ Floats reverse_through_global(const Floats& x, int blocks) {
                 static_cast<unsigned>(x.size()) / static_cast<unsigned>(blocks), 0, nullptr, in.data(),
                 between.data(), out.data());
     return to_host(out);
+}
+
+Floats hand_over_at_mbarrier() {
+    gpu::DeviceBuffer<float> y(32);
+    gpu::launch(hand_over_kernel, 1, 64, 16, nullptr, y.data());
+    return to_host(y);
 }
 
 Floats one_launch_after_the_other(const Floats& x) {

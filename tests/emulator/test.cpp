@@ -265,6 +265,16 @@ TEST_CASE("what a barrier, an atomic or the end of a launch orders in device mem
     CHECK(add_in_every_block(5) == 5 * 64);
 }
 
+TEST_CASE(
+    "readers that arrive at an mbarrier are before a writer that waits for it, under every warp order") {
+    for (std::uint64_t seed = 0; seed < 8; ++seed) {
+        simt::set_seed(seed);
+        CHECK(hand_over_at_mbarrier() == Floats(32, 1.0f));
+    }
+    simt::set_seed(0);
+    CHECK(simt::last_launch().mbarrier_phases == 1);
+}
+
 TEST_CASE("every thread of a three-dimensional launch runs once, up to 1024 threads a block") {
     CHECK(every_thread_runs_once(7, 33));
     CHECK(every_thread_runs_once(1, 512));
