@@ -55,8 +55,9 @@ template <class Why> [[noreturn]] void fail_access(const Access& access, const W
 
 // True when a barrier lies between the recorded write and the running thread's access now.
 bool is_ordered(std::uint32_t write) {
-    const std::uint32_t writer = write & kThreadMask;
-    return writer == machine.thread_id || write >> kStampShift < machine.running->before[writer / kWarp];
+    const std::uint32_t stamp = write >> kStampShift, writer = write & kThreadMask;
+    if (stamp < machine.block_stamp) return true;  // as the clock would say, but sooner
+    return writer == machine.thread_id || stamp < machine.running->before[writer / kWarp];
 }
 bool reads_are_ordered(std::uint32_t read) {
     const std::uint32_t stamp = read >> kStampShift, reader = read & kThreadMask;
@@ -211,7 +212,7 @@ void check_access(const Access& access) {
     const std::size_t place = access.address - arena.begin;
     if (access.address - machine.stack_begin < kStackBytes) return;
     if (place >= arena.bytes) return kHooks ? access_other(access) : void();
-    if (machine.notes_accesses) machine.running->accesses.push_back(access);
+    if (machine.notes_accesses) note_access(access);
     place < kSharedRoom ? access_shared(access) : access_device(access);
 }
 

@@ -34,7 +34,6 @@ template <std::size_t kBytes> inline bool are_quiet(Cell* cells, Kind kind, std:
 // True when it has done all there is to do. The bytes lie in one line because the address is a multiple of
 // their number.
 template <std::size_t kBytes> inline bool is_ordinary(std::uintptr_t address, Kind kind) {
-    if (address - machine.stack_begin < kStackBytes) return true;
     Counters& c = machine.counters;
     const std::size_t offset = address - machine.shared_begin;
     if (offset < machine.shared_bytes && kBytes <= machine.shared_bytes - offset) {
@@ -56,8 +55,9 @@ template <std::size_t kBytes>
 inline void access_aligned(std::uintptr_t address, Kind kind, const void* site) {
     const Access access{address, kBytes, kind, site};
     if (address % kBytes != 0) fail_misaligned(access);
-    if (kind == Kind::kAtomic || machine.notes_accesses || !is_ordinary<kBytes>(address, kind))
-        check_access(access);
+    if (address - machine.stack_begin < kStackBytes) return;
+    if (kind == Kind::kAtomic || !is_ordinary<kBytes>(address, kind)) return check_access(access);
+    if (machine.notes_accesses) note_access(access);
 }
 
 }  // namespace flash::simt

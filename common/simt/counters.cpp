@@ -62,6 +62,10 @@ void count_request(const Lanes& lanes) {
 
 }  // namespace
 
+void note_access(const Access& access) {
+    machine.running->accesses.push_back(access);
+}
+
 void count_warp_accesses(int warp) {
     if (!machine.notes_accesses) return;
     // The n-th accesses of the lanes by one instruction belong together. A copy's read and its write are two.

@@ -27,9 +27,11 @@ namespace {
 
 constexpr std::size_t kGuard = 4096;  // a page that faults below each stack
 
-fcontext_t scheduler = nullptr;
-const void* scheduler_stack = nullptr;
-std::size_t scheduler_stack_bytes = 0;
+struct {
+    fcontext_t context = nullptr;
+    const void* stack = nullptr;
+    std::size_t stack_bytes = 0;
+} scheduler;
 
 // Used in last-in-first-out order, so a kernel without barriers runs all its threads on one warm stack.
 std::vector<std::byte*> free_stacks;
@@ -49,9 +51,9 @@ std::byte* take_stack() {
 }
 
 void fiber_main(transfer_t transfer) {
-    scheduler = transfer.fctx;
+    scheduler.context = transfer.fctx;
     Thread& thread = *static_cast<Thread*>(transfer.data);
-    if constexpr (!kHooks) __sanitizer_finish_switch_fiber(nullptr, &scheduler_stack, &scheduler_stack_bytes);
+    if constexpr (!kHooks) __sanitizer_finish_switch_fiber(nullptr, &scheduler.stack, &scheduler.stack_bytes);
     // The arguments stand at the low end of the stack: the kernel reads them as its own stack, uncounted.
     std::memcpy(thread.stack, machine.launch.arguments, machine.launch.argument_bytes);
     in_kernel = true;
@@ -86,9 +88,9 @@ void switch_to_scheduler(Thread& thread) {
     void* fake_stack = nullptr;
     const bool returns = thread.state != State::kExited;
     if constexpr (!kHooks)
-        __sanitizer_start_switch_fiber(returns ? &fake_stack : nullptr, scheduler_stack,
-                                       scheduler_stack_bytes);
-    scheduler = jump_fcontext(scheduler, &thread).fctx;
+        __sanitizer_start_switch_fiber(returns ? &fake_stack : nullptr, scheduler.stack,
+                                       scheduler.stack_bytes);
+    scheduler.context = jump_fcontext(scheduler.context, &thread).fctx;
     if constexpr (!kHooks) __sanitizer_finish_switch_fiber(fake_stack, nullptr, nullptr);
 }
 

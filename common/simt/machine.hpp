@@ -222,6 +222,7 @@ void abandon_copies(Thread& thread);
 // ---- Counters
 
 // Puts the noted accesses of a warp's lanes together and counts them.
+void note_access(const Access& access);
 void count_warp_accesses(int warp);
 // At the start of a launch; and when it has ended without an error.
 void begin_counting();

@@ -9,7 +9,7 @@ import urllib.parse
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-MAX_LINES = {"kernel": 300, "header": 250, "emulator": 1773}
+MAX_LINES = {"kernel": 300, "header": 250, "emulator": 1780}
 
 
 def tracked(*suffixes):
