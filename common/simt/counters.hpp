@@ -2,8 +2,8 @@
 //
 // Global-memory traffic comes as three numbers, and a formula says which one it means:
 //   issued               every load or store of every thread
-//   distinct per block   each byte once per block: what caches and shared memory inside a block can save at
-//   best distinct per launch  each byte once per launch: what an L2 that never misses twice leaves for memory
+//   distinct per block   each byte once per block: at best, what caches and shared memory inside a block save
+//   distinct per launch  each byte once per launch: what an L2 that never misses twice leaves for memory
 // A request is one load or store instruction of one warp, the accesses of its 32 lanes together: lanes meet
 // in one request by instruction and by how often each has executed it since the warp's latest barrier. Device
 // memory serves a request in sectors of 32 bytes: 4 for 32 neighbouring floats, 32 when they lie far apart.
