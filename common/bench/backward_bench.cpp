@@ -4,6 +4,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "common/bench/device_bench.hpp"
 #include "common/bench/device_timing.hpp"
 #include "common/bench/memory.hpp"
 #include "common/gpu/device.hpp"
@@ -126,9 +127,7 @@ template <class T> class BackwardTypeBench {
 }  // namespace
 
 int backward_bench(int argc, char** argv, const GpuBackwardStep& step) {
-    return run_bench(argc, argv, step.info, device_backend(), device_label(), [&](Session& session) {
-        const std::string why_not = gpu::why_no_device();
-        if (!why_not.empty()) throw DeviceMissing(why_not);
+    return run_device_bench(argc, argv, step.info, [&](Session& session) {
         BackwardTypeBench<bf16>(session, step, step.bfloat).run();
         // The tour shows one 2-byte type; the other runs at the same speed.
         if (!session.tour()) BackwardTypeBench<fp16>(session, step, step.half).run();

@@ -47,11 +47,7 @@ TrafficModel fused_per_block(std::function<int(int head_dim)> block_q);
 // Every tensor once: 4 N D elements and 4 N bytes a head.
 TrafficModel fused_per_launch();
 
-// What the device says about its sizes, line by line, and as a line of the table in docs/memory.md.
-std::string device_facts(const gpu::DeviceInfo& device);
-
-// With the option --device alone the program prints device_facts() and ends. One entry per version of the
-// step; the first one's info stands for the program.
+// One entry per version of the step; the first one's info stands for the program.
 int forward_bench(int argc, char** argv, const std::vector<GpuForwardStep>& versions);
 
 }  // namespace flash::bench

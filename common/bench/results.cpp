@@ -92,11 +92,13 @@ std::string csv_row(const std::string& step, const Case& what, const Metric& met
 ResultsFile::ResultsFile(const std::string& path) : path_(path) {
     if (path_.empty()) return;
     std::error_code ignored;
+    const std::string named = "'" + path_ + "'";
+    if (std::filesystem::exists(path_, ignored) && !std::filesystem::is_regular_file(path_, ignored))
+        throw std::runtime_error(named + " is no file that results can be appended to");
     if (!std::filesystem::exists(path_, ignored) || std::filesystem::file_size(path_, ignored) == 0) {
         append(std::string(kColumns));
         return;
     }
-    const std::string named = "'" + path_ + "'";
     std::ifstream file(path_);
     std::string first;
     if (!std::getline(file, first) && !file.eof())

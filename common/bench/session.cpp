@@ -17,7 +17,7 @@ class CheckFailed : public std::runtime_error {
 
 void print_line(const std::string& line) {
     std::fputs((line + "\n").c_str(), stdout);
-    std::fflush(stdout);
+    if (std::fflush(stdout) != 0) throw std::runtime_error("cannot write to standard output");
 }
 
 std::string usage(const StepInfo& step, const std::string& program) {
@@ -120,12 +120,12 @@ int run_bench(int argc, char** argv, const StepInfo& step, const std::string& ba
             return 0;
         }
         if (option == "--describe") {
-            print_line(step.shows);
+            std::puts(step.shows);
             return 0;
         }
         if (option == "--tour") {
             options.tour = true;
-        } else if (option == "--csv" && i + 1 < argc) {
+        } else if (option == "--csv" && i + 1 < argc && *argv[i + 1] != '\0') {
             options.csv = argv[++i];
         } else {
             std::fprintf(stderr, "unknown option or missing value: %s\n\n%s", argv[i],
@@ -138,7 +138,7 @@ int run_bench(int argc, char** argv, const StepInfo& step, const std::string& ba
         body(session);
         return 0;
     } catch (const DeviceMissing& missing) {
-        print_line(std::string("SKIP: ") + missing.what());
+        std::printf("SKIP: %s\n", missing.what());
         return 77;
     } catch (const CheckFailed& failed) {
         std::fprintf(stderr, "FAILED   %s\n", failed.what());

@@ -7,6 +7,14 @@ include_guard(GLOBAL)
 
 get_filename_component(FLASH_STEPS_ROOT "${CMAKE_CURRENT_LIST_DIR}/../.." ABSOLUTE)
 
+# Blanks and letters of any alphabet are fine; these mean something to CMake, Ninja or the shell between them, and
+# headers would not be tracked, or steps not found.
+foreach(path IN ITEMS "${FLASH_STEPS_ROOT}" "${CMAKE_BINARY_DIR}")
+    if(path MATCHES "[]['\"&#;\\]")
+        message(FATAL_ERROR "flash-steps cannot be built in '${path}': a path must not contain any of ' \" & # ; \\ [ ]")
+    endif()
+endforeach()
+
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
     set(CMAKE_BUILD_TYPE Release CACHE STRING "Release or Debug" FORCE)
 endif()

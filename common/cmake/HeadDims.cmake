@@ -3,6 +3,9 @@ include_guard(GLOBAL)
 
 set(FLASH_STEPS_HEAD_DIMS "64;128;256" CACHE STRING
     "Head dimensions that steps 08 and 09 are built for, out of 32, 64, 96, 128 and 256; smaller ones are padded up")
+list(SORT FLASH_STEPS_HEAD_DIMS COMPARE NATURAL)
+list(REMOVE_DUPLICATES FLASH_STEPS_HEAD_DIMS)
+
 # flash_head_dim_bits(RESULT dim...): the list as head_dims.hpp takes it.
 function(flash_head_dim_bits result)
     set(bits 0)

@@ -7,6 +7,7 @@
 
 // The kernel itself, so that more tile shapes can be built from it.
 #include "attention.cu"
+#include "common/bench/device_bench.hpp"
 #include "common/bench/device_timing.hpp"
 #include "common/bench/forward_problem.hpp"
 #include "common/bench/session.hpp"
@@ -99,13 +100,10 @@ void sweep(bench::Session& session, const std::vector<Built>& shapes, int len, i
 int main(int argc, char** argv) {
     using namespace flash;
     const bench::StepInfo info{"07", "which tile shapes fit, and which is fastest"};
-    return bench::run_bench(argc, argv, info, bench::device_backend(), bench::device_label(),
-                            [](bench::Session& session) {
-                                const std::string why_not = gpu::why_no_device();
-                                if (!why_not.empty()) throw bench::DeviceMissing(why_not);
-                                const bool small = session.backend() == "emulator";
-                                const int len = small ? 128 : 4096, batch = small ? 1 : 4;
-                                step07::sweep(session, step07::all_shapes<64>(), len, batch, small ? 1 : 32);
-                                step07::sweep(session, step07::all_shapes<128>(), len, batch, small ? 1 : 16);
-                            });
+    return bench::run_device_bench(argc, argv, info, [](bench::Session& session) {
+        const bool small = session.backend() == "emulator";
+        const int len = small ? 128 : 4096, batch = small ? 1 : 4;
+        step07::sweep(session, step07::all_shapes<64>(), len, batch, small ? 1 : 32);
+        step07::sweep(session, step07::all_shapes<128>(), len, batch, small ? 1 : 16);
+    });
 }

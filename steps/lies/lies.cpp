@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/bench/device_bench.hpp"
 #include "common/bench/device_timing.hpp"
 #include "common/bench/forward_problem.hpp"
 #include "common/bench/session.hpp"
@@ -182,15 +183,12 @@ class Lies {
 
 int main(int argc, char** argv) {
     const bench::StepInfo info{"", "the same kernels timed wrongly and rightly"};
-    return bench::run_bench(argc, argv, info, bench::device_backend(), bench::device_label(),
-                            [](bench::Session& session) {
-                                if (session.backend() == "emulator") {
-                                    throw bench::DeviceMissing(
-                                        "the lies are about time, and the emulator has none: build with "
-                                        "-DFLASH_STEPS_BACKEND=cuda on a machine with a GPU");
-                                }
-                                const std::string why_not = gpu::why_no_device();
-                                if (!why_not.empty()) throw bench::DeviceMissing(why_not);
-                                Lies(session).tell();
-                            });
+    return bench::run_device_bench(argc, argv, info, [](bench::Session& session) {
+        if (session.backend() == "emulator") {
+            throw bench::DeviceMissing(
+                "the lies are about time, and the emulator has none: build with "
+                "-DFLASH_STEPS_BACKEND=cuda on a machine with a GPU");
+        }
+        Lies(session).tell();
+    });
 }

@@ -87,6 +87,8 @@ std::optional<double> plain_number(const std::string& text) {
     std::string digits;
     for (const char c : text)
         if (c != ',' && c != ' ' && c != '_') digits += c;
+    if (digits.size() > 1 && digits[0] == '+' && digits[1] != '-')
+        digits.erase(0, 1);  // from_chars takes none
     double value = 0;
     const char* const end = digits.data() + digits.size();
     const auto parsed = std::from_chars(digits.data(), end, value);
@@ -139,13 +141,14 @@ std::optional<double> ask(const std::string& name, bool& open) {
     while (open) {
         std::cout << "   " << name << "? " << std::flush;
         std::string line;
-        if (!std::getline(std::cin, line) || line == "q") {
+        const bool is_over = !std::getline(std::cin, line);
+        if (!line.empty() && line.back() == '\r') line.pop_back();
+        if (is_over || line == "q") {
             open = false;
             std::cout << "\n";
             break;
         }
-        if (line.find_first_not_of(" \t\r") == std::string::npos) break;
-        if (line.back() == '\r') line.pop_back();
+        if (line.find_first_not_of(" \t") == std::string::npos) break;
         if (const auto value = number_in(line)) return value;
         std::cout << "   '" << line << "' is not a number; write 12, 98,304, 1/2048 or 6.4e9\n";
     }
@@ -249,7 +252,9 @@ int main(int argc, char** argv) {
         }
     }
     try {
-        return flash::predict::run(steps, answers_only);
+        const int status = flash::predict::run(steps, answers_only);
+        if (!std::cout.flush()) throw std::runtime_error("cannot write to standard output");
+        return status;
     } catch (const std::exception& error) {
         std::fprintf(stderr, "predict: %s\n", error.what());
         return 1;

@@ -132,6 +132,16 @@ class Terminal(unittest.TestCase):
         self.assertIn("0.00048828 (computed by step 01's naive_softmax); you said 0.5, ratio 1.02e+03\n", output)
         self.assertIn("Within 5 %: 1 of 3.", output)
 
+    def test_near_is_within_five_percent(self):
+        for factor, near in ((0.94, 0), (0.96, 1), (1.04, 1), (1.06, 0)):
+            output = run("--step", "01", given=f"{11.09375 * factor}\n\n\n").stdout
+            self.assertIn(f"Within 5 %: {near} of 1.", output)
+
+    def test_output_that_cannot_be_written_is_an_error(self):
+        with open("/dev/full", "wb") as full:
+            result = subprocess.run([PROGRAM, "--answers", "--step", "01"], stdout=full, stderr=subprocess.PIPE, text=True)
+        self.assertEqual((result.returncode, result.stderr), (1, "predict: cannot write to standard output\n"))
+
     def test_what_is_no_number_is_asked_for_again_and_an_empty_line_skips(self):
         output = run("--step", "1", given="eleven\n11.09375\n\n1/0\n1/2,048\n").stdout
         self.assertIn("'eleven' is not a number; write", output)
@@ -139,7 +149,7 @@ class Terminal(unittest.TestCase):
         self.assertIn("Within 5 %: 2 of 2.", output)
 
     def test_the_end_of_the_input_and_q_stop_without_an_error(self):
-        for given in ("", "11\n", "q\n", "11"):
+        for given in ("", "11\n", "q\n", "q\r\n", "+11"):
             result = run(given=given)
             self.assertEqual(result.returncode, 0)
             self.assertTrue(result.stdout.endswith("Stopped. With --answers predict shows the rest.\n"))

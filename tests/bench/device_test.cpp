@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "common/bench/device_bench.hpp"
 #include "common/bench/device_timing.hpp"
-#include "common/bench/forward_bench.hpp"
 #include "common/bench/memory.hpp"
 #include "common/gpu/device.hpp"
 #include "common/testing/needs_device.hpp"
@@ -51,6 +51,11 @@ TEST_CASE("M1: the device's sizes are printed as they stand in the table of docs
     const std::string here = device_facts(gpu::device_info());
     CHECK((here.find("no GPU: the emulator has") != std::string::npos) == gpu::device_info().is_emulator);
     CHECK(here.find(gpu::device_info().name) == 0);
+
+    char program[] = "step99_bench", option[] = "--device";
+    char* argv[] = {program, option};
+    const auto body = [](Session&) { FAIL("--device measures nothing"); };
+    CHECK(run_device_bench(2, argv, {"99", "nothing"}, body) == 0);
 }
 
 TEST_CASE("the emulator counts and refuses to time; a GPU is timed and refuses to count") {

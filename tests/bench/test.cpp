@@ -315,7 +315,11 @@ TEST_CASE("rows are added to a results file only: a foreign header or an unfinis
         CHECK(after.str() == text);
     }
     std::filesystem::remove(path);
-    CHECK_THROWS_AS(ResultsFile(std::filesystem::temp_directory_path().string()), std::runtime_error);
+    for (const std::string& no_file :
+         {std::filesystem::temp_directory_path().string(), std::string("/dev/zero")})
+        CHECK_THROWS_WITH_AS(ResultsFile{no_file},
+                             ("'" + no_file + "' is no file that results can be appended to").c_str(),
+                             std::runtime_error);
 }
 
 TEST_CASE("a failing check ends the program with status 1 before anything is measured") {

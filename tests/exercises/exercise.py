@@ -16,6 +16,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -352,7 +353,7 @@ def main():
     done = sum(progress.is_done(each) for each in exercises.values())
     print(f"\n{terminal.good('Done.')} {done} of {len(exercises)} exercises pass. Compare with the solution:")
     for file in files:
-        print(f"  diff {relative(file)} {relative(exercise.step_dir / file.name)}")
+        print("  " + shlex.join(["diff", relative(file), relative(exercise.step_dir / file.name)]))
     in_order = sorted(exercises, key=lambda n: (n < number, n))  # those after this one first
     following = next((n for n in in_order if not progress.is_done(exercises[n])), None)
     if following:
