@@ -9,6 +9,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "common/reference.hpp"
+#include "common/testing/backward_case.hpp"
 #include "common/testing/conformance.hpp"
 #include "common/testing/random.hpp"
 #include "common/testing/real_model.hpp"
@@ -24,6 +26,36 @@ using Values = std::vector<double>;
 
 Verdict compare_with(const Values& out, const Values& reference, const Values& twin, Gate gate) {
     return compare({out, reference, twin}, gate);
+}
+
+template <class T> T& element(HostTensor<T>& t, int h, int n, int d) {
+    return t.memory[static_cast<std::size_t>(t.index(0, h, n, d))];
+}
+
+// Element (h, n, d) of the result of one batch entry becomes that of dense values (H, N, D).
+template <class T> void write_dense(HostTensor<T>& t, const Values& values) {
+    set(t, [&](int h, int n, int d) {
+        return static_cast<float>(values[static_cast<std::size_t>((h * t.len + n) * t.head_dim + d)]);
+    });
+}
+
+// The call as a step without any error would leave it.
+ForwardCall<float> answered(ForwardCall<float> call) {
+    const auto exact = reference_forward(call.host_args());
+    write_dense(call.o, exact.o);
+    for (std::size_t row = 0; row < exact.lse.size(); ++row)
+        call.lse[ForwardCall<float>::kLseGuard + row] = static_cast<float>(exact.lse[row]);
+    return call;
+}
+
+std::string failure_of(const ForwardCall<float>& asked, ForwardCall<float> answer) {
+    return judge(asked, answer, Pattern::kNormal, 1).failure;
+}
+
+// Where a step may write nothing: before a tensor, behind a row, behind a head, at the end.
+template <class T> std::vector<std::size_t> places_outside(const HostTensor<T>& t) {
+    return {static_cast<std::size_t>(t.first) - 1, static_cast<std::size_t>(t.index(0, 0, 3, t.head_dim)),
+            static_cast<std::size_t>(t.index(0, 1, 0, 0)) - 1, t.memory.size() - 1};
 }
 
 }  // namespace
@@ -131,6 +163,73 @@ TEST_CASE(
     auto unwritten = call;
     unwritten.o.memory[static_cast<std::size_t>(unwritten.o.index(0, 1, 77, 5))] = canary<float>();
     CHECK(judge(before, unwritten, Pattern::kZeros, 3).failure == "O[b=0, h=1, i=77, d=5] was never written");
+}
+
+TEST_CASE("an element of O or L that is not written is reported, also where NaN is right") {
+    const Shape s{1, 2, 1, 5, 7, 6};
+    auto asked = make_call<float>({"", s, Mask::none(), Storage::kPadded}, false);
+    element(asked.q, 1, 2, 0) = std::numeric_limits<float>::quiet_NaN();
+    const auto right = answered(asked);
+    CHECK(failure_of(asked, right) == "");
+    CHECK(std::isnan(right.lse[64 + 7]));
+
+    auto call = right;
+    element(call.o, 1, 2, 4) = canary<float>();
+    CHECK(failure_of(asked, call) == "O[b=0, h=1, i=2, d=4] was never written");
+    for (const std::size_t row : {0, 7, 9}) {
+        call = right;
+        call.lse[64 + row] = canary<float>();
+        CHECK(failure_of(asked, call) == "L[" + std::to_string(row) + "] was never written");
+    }
+}
+
+TEST_CASE("a write outside of O or L is reported, also between rows that are right") {
+    const Shape s{1, 2, 1, 5, 7, 6};
+    const auto asked = make_call<float>({"", s, Mask::none(), Storage::kPadded}, false);
+    const auto right = answered(asked);
+    CHECK(failure_of(asked, right) == "");
+
+    for (const std::size_t at : places_outside(right.o)) {
+        auto call = right;
+        call.o.memory[at] = 0;
+        CHECK(failure_of(asked, call) ==
+              "the step wrote outside O: " + std::to_string(static_cast<std::int64_t>(at) - call.o.first) +
+                  " elements after its first one");
+    }
+    for (const int row : {-64, -1, 10, 73}) {
+        auto call = right;
+        call.lse[static_cast<std::size_t>(64 + row)] = 0;
+        CHECK(failure_of(asked, call) == "the step wrote outside L, at its element " + std::to_string(row));
+    }
+}
+
+TEST_CASE("a write outside of dQ, dK or dV is reported, also between rows that are right") {
+    auto asked = make_backward_call<float>({{"", {1, 2, 2, 5, 7, 6}, Mask::none(), Storage::kPadded}}, false);
+    const auto expected = expect_gradients(asked, 1);
+    auto right = asked;
+    write_dense(right.dq, expected.dq.reference);
+    write_dense(right.dk, expected.dk.reference);
+    write_dense(right.dv, expected.dv.reference);
+    CHECK(judge(asked, right, expected, Pattern::kNormal).failure == "");
+
+    struct Gradient {
+        const char* name;
+        HostTensor<float> BackwardCall<float>::*tensor;
+    };
+    for (const auto& [name, tensor] :
+         {Gradient{"dQ", &BackwardCall<float>::dq}, Gradient{"dK", &BackwardCall<float>::dk},
+          Gradient{"dV", &BackwardCall<float>::dv}}) {
+        for (const std::size_t at : places_outside(right.*tensor)) {
+            auto call = right;
+            (call.*tensor).memory[at] = 0;
+            const std::string wanted = std::string("the step wrote outside ") + name + ": ";
+            CHECK(judge(asked, call, expected, Pattern::kNormal).failure.find(wanted) == 0);
+        }
+        auto call = right;
+        element(call.*tensor, 1, 3, 5) = canary<float>();
+        CHECK(judge(asked, call, expected, Pattern::kNormal).failure ==
+              std::string(name) + "[b=0, h=1, i=3, d=5] was never written");
+    }
 }
 
 TEST_CASE("the conformance cases cover every pattern, storage and mask within a small step's work") {

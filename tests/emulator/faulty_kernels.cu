@@ -67,6 +67,15 @@ __global__ void no_syncwarp_kernel(float* y) {
     y[threadIdx.x] = smem[threadIdx.x ^ 1u];
 }
 
+// The last lane to read is the one that writes.
+__global__ void overwrite_after_warp_read_kernel(float* y) {
+    float* smem = gpu::dynamic_smem<float>();
+    smem[threadIdx.x] = 1;
+    __syncthreads();
+    y[threadIdx.x] = smem[0];
+    if (threadIdx.x == 31) smem[0] = 2;
+}
+
 __global__ void write_twice_kernel() {
     float* smem = gpu::dynamic_smem<float>();
     smem[threadIdx.x / 2] = 1;
@@ -142,6 +151,11 @@ __global__ void shuffle_in_two_branches_kernel(float* y) {
     }
 }
 
+// In one place, but the first lane is in the mask of some only.
+__global__ void shuffle_with_two_masks_kernel(float* y) {
+    y[threadIdx.x] = __shfl_xor_sync(threadIdx.x < 16 ? 0xffffffffu : 0xfffffffeu, 1.0f, 1);
+}
+
 __global__ void vote_kernel(float* y) {
     if (threadIdx.x < 16) y[threadIdx.x] = static_cast<float>(__all_sync(0xffffffffu, 1));
 }
@@ -171,8 +185,12 @@ void run_cp_async(AsyncFault fault) {
     gpu::launch(cp_async_kernel, 1, 32, 2 * 512, nullptr, b.x.data(), b.y.data(), fault);
 }
 
-__global__ void cp_async_of_nothing_kernel(const float* x) {
-    gpu::cp_async_16(gpu::smem_address(gpu::dynamic_smem<float>()) + 16 * threadIdx.x, x, 0);
+__global__ void cp_async_from_one_place_kernel(const float* x, int bytes) {
+    gpu::cp_async_16(gpu::smem_address(gpu::dynamic_smem<float>()) + 16 * threadIdx.x, x, bytes);
+}
+void run_cp_async_from_one_place(int first_element, int bytes) {
+    Buffers b;
+    gpu::launch(cp_async_from_one_place_kernel, 1, 32, 512, nullptr, b.x.data() + first_element, bytes);
 }
 
 // Warp 0 writes and arrives, warp 1 waits and reads: the right way, but for the fault.
@@ -198,6 +216,30 @@ __global__ void mbarrier_kernel(float* y, MbarrierFault fault) {
 void run_mbarrier(MbarrierFault fault) {
     Buffers b;
     gpu::launch(mbarrier_kernel, 1, 64, 32 * 4 + 8, nullptr, b.y.data(), fault);
+}
+
+// Warp 0 arrives in the first phase and writes after that; warp 1 completes the second phase and reads.
+__global__ void write_after_arrival_kernel(float* y) {
+    float* smem = gpu::dynamic_smem<float>();
+    const std::uint32_t mbarrier = gpu::smem_address(smem + 32);
+    const unsigned lane = threadIdx.x % 32;
+    if (threadIdx.x == 0) gpu::mbarrier_init(mbarrier, 32);
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        gpu::mbarrier_arrive(mbarrier);
+        __syncwarp();  // the first phase is over
+        smem[lane] = 1;
+    } else {
+        gpu::mbarrier_wait(mbarrier, 0);
+        gpu::mbarrier_arrive(mbarrier);
+        gpu::mbarrier_wait(mbarrier, 1);
+        y[lane] = smem[lane];
+    }
+}
+
+__global__ void mbarrier_init_kernel(unsigned offset, int arrivals) {
+    if (threadIdx.x == 0)
+        gpu::mbarrier_init(gpu::smem_address(gpu::dynamic_smem<float>()) + offset, arrivals);
 }
 
 __global__ void ldmatrix_kernel(unsigned offset) {
@@ -291,6 +333,10 @@ void forget_syncwarp() {
     Buffers b;
     gpu::launch(no_syncwarp_kernel, 1, 32, 128, nullptr, b.y.data());
 }
+void overwrite_what_the_warp_read() {
+    Buffers b;
+    gpu::launch(overwrite_after_warp_read_kernel, 1, 32, 128, nullptr, b.y.data());
+}
 void write_shared_twice() {
     gpu::launch(write_twice_kernel, 1, 64, 256, nullptr);
 }
@@ -319,6 +365,9 @@ void write_what_another_block_read() {
 void read_what_another_block_added() {
     run_blocks(Does::kAdds, Does::kReads);
 }
+void add_to_what_another_block_wrote() {
+    run_blocks(Does::kWrites, Does::kAdds);
+}
 void diverge_at_barrier() {
     gpu::launch(diverge_at_barrier_kernel, 1, 32, 0, nullptr);
 }
@@ -341,6 +390,10 @@ void shuffle_from_outside_the_mask() {
 void shuffle_in_two_branches() {
     Buffers b;
     gpu::launch(shuffle_in_two_branches_kernel, 1, 32, 0, nullptr, b.y.data());
+}
+void shuffle_with_two_masks() {
+    Buffers b;
+    gpu::launch(shuffle_with_two_masks_kernel, 1, 32, 0, nullptr, b.y.data());
 }
 void vote_in_half_a_warp() {
     Buffers b;
@@ -373,9 +426,24 @@ void wait_for_the_wrong_parity() {
 void wait_for_too_many_arrivals() {
     run_mbarrier(MbarrierFault::kTooFewArrivals);
 }
-void cp_async_of_nothing_from_a_misaligned_source() {
+void write_after_mbarrier_arrival() {
     Buffers b;
-    gpu::launch(cp_async_of_nothing_kernel, 1, 32, 512, nullptr, b.x.data() + 1);
+    gpu::launch(write_after_arrival_kernel, 1, 64, 32 * 4 + 8, nullptr, b.y.data());
+}
+void initialise_misaligned_mbarrier() {
+    gpu::launch(mbarrier_init_kernel, 1, 32, 16, nullptr, 4u, 32);
+}
+void initialise_mbarrier_for_no_arrivals() {
+    gpu::launch(mbarrier_init_kernel, 1, 32, 16, nullptr, 8u, 0);
+}
+void cp_async_of_nothing_from_a_misaligned_source() {
+    run_cp_async_from_one_place(1, 0);
+}
+void cp_async_of_a_negative_number() {
+    run_cp_async_from_one_place(0, -1);
+}
+void cp_async_of_more_than_16_bytes() {
+    run_cp_async_from_one_place(0, 17);
 }
 void ldmatrix_of_misaligned_row() {
     gpu::launch(ldmatrix_kernel, 1, 32, 1024, nullptr, 8u);

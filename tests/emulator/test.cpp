@@ -443,6 +443,13 @@ TEST_CASE("a missing barrier between a read and another thread's write is report
                                                      "of 4 bytes at 0x", "with no barrier in between"});
 }
 
+TEST_CASE("a lane that overwrites what other lanes of its warp have read is reported, whoever read last") {
+    if (hooks_are_off()) return;
+    check_reported(overwrite_what_the_warp_read,
+                   {"overwrite_after_warp_read_kernel", "thread (31,0,0)", "write of 4 bytes at 0x",
+                    "byte 0 of the block's 128 bytes", "read with no barrier in between"});
+}
+
 TEST_CASE("C2: zeroing a shared sum races with the adds of other warps when no barrier lies between") {
     if (hooks_are_off()) return;
     check_reported(forget_barrier_after_zeroing, {"no_barrier_after_zeroing_kernel", "of 4 bytes at 0x",
@@ -473,8 +480,9 @@ TEST_CASE("threads of a block that touch a place in device memory with no barrie
 
 TEST_CASE("two blocks that touch a place in device memory, one of them writing, are reported") {
     if (hooks_are_off()) return;
-    for (const auto faulty : {read_what_another_block_wrote, write_what_another_block_read,
-                              write_what_another_block_wrote, read_what_another_block_added}) {
+    for (const auto faulty :
+         {read_what_another_block_wrote, write_what_another_block_read, write_what_another_block_wrote,
+          read_what_another_block_added, add_to_what_another_block_wrote}) {
         check_reported(faulty, {"blocks_kernel", "block (", "thread (0,0,0)", "of 4 bytes at 0x",
                                 "byte 0 of an allocation of 4 bytes", "which thread (0,0,0) of block (",
                                 "in this launch; nothing orders blocks"});
@@ -518,6 +526,11 @@ TEST_CASE("shuffles in two branches with one mask, or from a lane outside the ma
                    {"thread (0,0,0)", "reads lane 16, which its mask leaves out"});
 }
 
+TEST_CASE("lanes that come to one shuffle with two masks are reported") {
+    check_reported(shuffle_with_two_masks,
+                   {"thread (0,0,0) waits at a shuffle", "for ever: thread (16,0,0) names another mask"});
+}
+
 TEST_CASE("what cp.async writes may not be touched before the matching wait") {
     if (hooks_are_off()) return;
     check_reported(read_cp_async_before_the_wait,
@@ -540,9 +553,29 @@ TEST_CASE("an mbarrier orders only those who wait for it, and a wait that nobody
     check_reported(forget_barrier_after_mbarrier_init, {"mbarrier_kernel"});
 }
 
+TEST_CASE("an mbarrier orders what a warp did before its own arrival, whatever phases follow") {
+    if (hooks_are_off()) return;
+    check_reported(write_after_mbarrier_arrival, {"write_after_arrival_kernel", "read of 4 bytes at 0x",
+                                                  "wrote with no barrier in between"});
+}
+
+TEST_CASE("an mbarrier lies at a multiple of 8 and expects an arrival") {
+    check_reported(initialise_misaligned_mbarrier,
+                   {"mbarrier_init_kernel", "mbarrier_init at shared offset 4 for 32 arrivals"});
+    check_reported(initialise_mbarrier_for_no_arrivals,
+                   {"mbarrier_init_kernel", "mbarrier_init at shared offset 8 for 0 arrivals"});
+}
+
 TEST_CASE("cp.async needs an aligned source even when it copies none of it") {
     check_reported(cp_async_of_nothing_from_a_misaligned_source,
-                   {"cp_async_of_nothing_kernel", "read of 16 bytes at 0x", "not aligned to its size"});
+                   {"cp_async_from_one_place_kernel", "read of 16 bytes at 0x", "not aligned to its size"});
+}
+
+TEST_CASE("cp.async copies 0 to 16 bytes") {
+    check_reported(cp_async_of_a_negative_number,
+                   {"thread (0,0,0)", "cp.async of -1 bytes; it copies 0 to 16"});
+    check_reported(cp_async_of_more_than_16_bytes,
+                   {"thread (0,0,0)", "cp.async of 17 bytes; it copies 0 to 16"});
 }
 
 TEST_CASE("what another thread's cp.async wrote needs a barrier after the wait") {
