@@ -21,6 +21,13 @@ STYLES = [
 ]
 
 
+# Of lines whose number the results decide: a picture takes them in turn and begins again where they end.
+LOOKS = [
+    {**look, "fillstyle": fill}
+    for fill in ("full", "none", "left")
+    for look in (*STYLES, {"color": INK, "marker": "v", "linestyle": "-"})
+]
+
 FAINT = {"facecolor": INK + "26", "edgecolor": INK}  # bars that lines and numbers cross
 
 
@@ -86,7 +93,11 @@ def panels_over_legend(count, figsize, legend_height=0.5):
     strip.axis("off")
 
     def legend(ncol):
-        strip.legend(*panels[0].get_legend_handles_labels(), loc="center", ncol=ncol, fontsize=9)
+        named = {}  # a panel may lack a line that another one has
+        for panel in panels:
+            for handle, label in zip(*panel.get_legend_handles_labels()):
+                named.setdefault(label, handle)
+        strip.legend(named.values(), named.keys(), loc="center", ncol=ncol, fontsize=9)
 
     return fig, panels, legend
 

@@ -23,8 +23,14 @@ def of_op(rows, op):
     return [c for c in results.cases(rows) if c[0]["op"] == op]
 
 
-def tera(row):
-    return ladder.digits(row["median"] / 1e3)
+def tera(metrics):
+    """TFLOP/s; empty where no rate was measured."""
+    return ladder.digits(metrics["rate"]["median"] / 1e3) if "rate" in metrics else ""
+
+
+def rate_and_ratio(metrics):
+    """'400 (1.60)': TFLOP/s and the ratio to SDPA flash."""
+    return f"{tera(metrics)} ({metrics['ratio_to_sdpa_flash']['median']:.2f})".strip()
 
 
 def name_of(case):
@@ -39,8 +45,7 @@ def peers(rows):
     table = {}
     for case, metrics in sorted(beside, key=lambda c: (c[0]["D"], c[0]["mask"] == "causal", c[0]["Nk"])):
         key = str(case["D"]), case["mask"], str(case["Nk"])
-        ratio = metrics["ratio_to_sdpa_flash"]["median"]
-        table.setdefault(key, {})[name_of(case)] = f"{tera(metrics['rate'])} ({ratio:.2f})"
+        table.setdefault(key, {})[name_of(case)] = rate_and_ratio(metrics)
     return ["D", "mask", "N", *columns], [[*key, *(line.get(c, "") for c in columns)] for key, line in table.items()]
 
 
@@ -55,8 +60,7 @@ def backward(rows, op="backward"):
     table = {}
     for case, metrics in sorted(beside, key=by_problem):
         key = str(case["D"]), case["mask"], str(case["Nk"])
-        ratio = metrics["ratio_to_sdpa_flash"]["median"]
-        table.setdefault(key, {})[ladder.version(case)] = f"{tera(metrics['rate'])} ({ratio:.2f})"
+        table.setdefault(key, {})[ladder.version(case)] = rate_and_ratio(metrics)
     return ["D", "mask", "N", *columns], [[*key, *(line.get(c, "") for c in columns)] for key, line in table.items()]
 
 
@@ -68,15 +72,14 @@ def backward_modes(rows):
     """Both modes beside each other: time, speed of the deterministic one as a share of the fast one's, memory."""
     table = {}
     for case, metrics in sorted(of_op(rows, "backward"), key=by_problem):
-        if ladder.is_beside_peers(case):
+        if ladder.is_beside_peers(case) and "time" in metrics:
             table.setdefault((case["D"], case["mask"], case["Nk"]), {})[case["variant"]] = metrics
     lines = []
     for key, modes in table.items():
         if {FAST, DETERMINISTIC} <= modes.keys():
             both = modes[FAST], modes[DETERMINISTIC]
             share = 100 * both[0]["time"]["median"] / both[1]["time"]["median"]
-            times = [ladder.quantity(metrics["time"]) for metrics in both]
-            extra = [ladder.quantity(metrics["extra_memory"]) if "extra_memory" in metrics else "" for metrics in both]
+            times, extra = ([ladder.shown(metrics, name) for metrics in both] for name in ("time", "extra_memory"))
             lines.append([*map(str, key), *times, f"{share:.0f} %", *extra])
     header = ["D", "mask", "N", "fast", "deterministic", "its speed", "extra memory, fast", "deterministic"]
     return header, lines
@@ -87,7 +90,7 @@ def backward_summary(rows):
     deterministic to the fast mode."""
     times = {}
     for case, metrics in of_op(rows, "backward"):
-        if ladder.is_beside_peers(case) or case["variant"] == FLASH:
+        if "time" in metrics and (ladder.is_beside_peers(case) or case["variant"] == FLASH):
             of_version = times.setdefault(case["D"], {}).setdefault(case["variant"], {})
             of_version[case["mask"], case["Nk"]] = metrics["time"]["median"]
     lines = []
@@ -162,8 +165,7 @@ def sweep(rows):
         header += [f"D = {head_dim}: shared memory", "TFLOP/s"]
     shapes = {}
     for case, metrics in found:
-        cells = ladder.quantity(metrics["shared_memory"]) if "shared_memory" in metrics else ""
-        shapes.setdefault(case["variant"], {})[case["D"]] = cells, tera(metrics["rate"]) if "rate" in metrics else ""
+        shapes.setdefault(case["variant"], {})[case["D"]] = ladder.shown(metrics, "shared_memory"), tera(metrics)
     return header, [
         [shape, *(cell for head_dim in dims for cell in by_dim.get(head_dim, ("", "")))] for shape, by_dim in shapes.items()
     ]
@@ -175,7 +177,7 @@ def ablation(rows):
     problems = list(dict.fromkeys((case["D"], case["mask"], case["Nk"]) for case, _ in found))
     rates = {}
     for case, metrics in found:
-        rates.setdefault(case["variant"], {})[case["D"], case["mask"], case["Nk"]] = metrics["rate"]
+        rates.setdefault(case["variant"], {})[case["D"], case["mask"], case["Nk"]] = metrics
     whole = rates.get("forward", {})
     header = ["one idea undone", *(f"D = {d}, {'causal, ' if mask == 'causal' else ''}N = {n}" for d, mask, n in problems)]
     lines = []
@@ -187,7 +189,8 @@ def ablation(rows):
             elif variant == "forward":
                 cells.append(f"{tera(of_variant[key])} TFLOP/s")
             else:
-                change = round(100 * (of_variant[key]["median"] / whole[key]["median"] - 1))
+                speed, of_whole = (some[key]["rate"]["median"] for some in (of_variant, whole))
+                change = round(100 * (speed / of_whole - 1))
                 cells.append(f"{change:+d} %" if change else "0 %")
         lines.append(["none: the step itself" if variant == "forward" else variant.replace("_", " "), *cells])
     return header, lines
@@ -222,7 +225,7 @@ def profile(rows):
     lines = []
     for case, metrics in sorted(found, key=lambda c: c[0]["step"]):
         what = "the call" if case["variant"] == "forward" else case["variant"]
-        cells = [ladder.quantity(metrics[name]) if name in metrics else "" for name in kept]
+        cells = [ladder.shown(metrics, name) for name in kept]
         if case["variant"] == "forward" and "dram_bytes" in metrics:
             ratio = metrics["dram_bytes"]["median"] / least_bytes(case)
             cells[list(kept).index("dram_bytes")] += f" ({ladder.digits(ratio, 2)} x least)"

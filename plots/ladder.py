@@ -44,6 +44,11 @@ def quantity(row):
     return f"{digits(value)} {unit}".strip()
 
 
+def shown(metrics, name, text=quantity):
+    """A cell of a table: empty for what was not measured."""
+    return text(metrics[name]) if name in metrics else ""
+
+
 def percent(row):
     return f"{100 * row['median']:.0f} %"
 
@@ -112,20 +117,15 @@ def headline(step_cases):
 
 def _counted(metrics, level):
     """Counted traffic, with its formula behind it where that says something else."""
-    if f"traffic_{level}" not in metrics:
-        return ""
-    text = quantity(metrics[f"traffic_{level}"])
+    text = shown(metrics, f"traffic_{level}")
     model = metrics.get(f"model_{level}")
-    if model:
+    if text and model:
         text += " = formula" if model["median"] == metrics[f"traffic_{level}"]["median"] else f" (formula: {quantity(model)})"
     return text
 
 
 def _rate(metrics):
-    for name in ("rate", "bandwidth"):
-        if name in metrics:
-            return quantity(metrics[name])
-    return ""
+    return shown(metrics, "rate") or shown(metrics, "bandwidth")
 
 
 def _bank_conflicts(metrics):
@@ -140,11 +140,11 @@ LADDER_COLUMNS = {
     "idea": lambda case, metrics: IDEAS.get(case["step"], ""),
     "version": lambda case, metrics: version(case),
     "problem": lambda case, metrics: f"{problem(case)}, {case['dtype']}",
-    "time": lambda case, metrics: quantity(metrics["time"]) if "time" in metrics else "",
+    "time": lambda case, metrics: shown(metrics, "time"),
     "rate": lambda case, metrics: _rate(metrics),
-    "of SDPA flash": lambda case, metrics: percent(metrics["ratio_to_sdpa_flash"]) if "ratio_to_sdpa_flash" in metrics else "",
-    "of the peak": lambda case, metrics: quantity(metrics["share_of_peak"]) if "share_of_peak" in metrics else "",
-    "extra memory": lambda case, metrics: quantity(metrics["extra_memory"]) if "extra_memory" in metrics else "",
+    "of SDPA flash": lambda case, metrics: shown(metrics, "ratio_to_sdpa_flash", percent),
+    "of the peak": lambda case, metrics: shown(metrics, "share_of_peak"),
+    "extra memory": lambda case, metrics: shown(metrics, "extra_memory"),
     "traffic per block": lambda case, metrics: _counted(metrics, "per_block"),
     "traffic per launch": lambda case, metrics: _counted(metrics, "per_launch"),
     "bank conflicts": lambda case, metrics: _bank_conflicts(metrics),
@@ -178,11 +178,11 @@ TIMED_COLUMNS = ("step", "version", "problem", "time", "rate", "of SDPA flash", 
 EMULATOR_COLUMNS = {
     "step": lambda case, metrics: case["step"] + ("b" if case["op"] == "backward" else ""),
     "mask": lambda case, metrics: case["mask"],
-    "issued": lambda case, metrics: quantity(metrics["traffic_issued"]),
+    "issued": lambda case, metrics: shown(metrics, "traffic_issued"),
     "per block": lambda case, metrics: _with_sign(metrics, "per_block"),
     "per launch": lambda case, metrics: _with_sign(metrics, "per_launch"),
     "sectors": lambda case, metrics: _number(metrics, "sectors"),
-    "shared": lambda case, metrics: quantity(metrics["shared_bytes"]) if "shared_bytes" in metrics else "",
+    "shared": lambda case, metrics: shown(metrics, "shared_bytes"),
     "conflicts": lambda case, metrics: _number(metrics, "shared_bank_conflicts"),
     "mma": lambda case, metrics: _number(metrics, "mma"),
     "exp": lambda case, metrics: _number(metrics, "exp2"),
@@ -206,9 +206,9 @@ def _number(metrics, name):
 
 
 def _with_sign(metrics, level):
-    text = quantity(metrics[f"traffic_{level}"])
+    text = shown(metrics, f"traffic_{level}")
     model = metrics.get(f"model_{level}")
-    return text + (" =" if model and model["median"] == metrics[f"traffic_{level}"]["median"] else "")
+    return text + (" =" if text and model and model["median"] == metrics[f"traffic_{level}"]["median"] else "")
 
 
 def emulator(rows):
@@ -260,9 +260,7 @@ def _pivot(cases_, cell):
 
 
 def _time_and_rate(metrics):
-    parts = [quantity(metrics["time"]), _rate(metrics)]
-    if "share_of_peak" in metrics:
-        parts.append(quantity(metrics["share_of_peak"]))
+    parts = shown(metrics, "time"), _rate(metrics), shown(metrics, "share_of_peak")
     return ", ".join(part for part in parts if part)
 
 
@@ -292,7 +290,7 @@ def _counts(cases_):
     names = [name for name in COUNTED if any(name in metrics for _, metrics in cases_)]
     lines = [
         [case["variant"], f"{problem(case)}, {case['dtype']}"]
-        + [quantity(metrics[name]) if name in metrics else "" for name in names]
+        + [shown(metrics, name) for name in names]
         for case, metrics in cases_
     ]
     return ["version", "problem", *(COUNTED[name] for name in names)], lines

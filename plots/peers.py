@@ -25,6 +25,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "steps" / "library"), str(ROOT / "plots")]
 
+from command_line import whole_numbers  # noqa: E402
 from results import COLUMNS, ResultsError  # noqa: E402
 
 SKIPPED = 77
@@ -113,7 +114,7 @@ def parse(arguments):
         parser.add_argument(f"--{part}", action="store_true")
     parser.add_argument("--csv", type=pathlib.Path, help="append result rows to this file")
     parser.add_argument("--library", type=pathlib.Path, help="libflash_steps.so; default: the newest under build/")
-    numbers = {"type": lambda text: [int(n) for n in text.split(",")], "metavar": "N,N,..."}
+    numbers = {"type": whole_numbers, "metavar": "N,N,..."}
     parser.add_argument("--steps", **numbers, help="default: 4 to 8; the forward of 09 is that of 08")
     parser.add_argument("--dims", **numbers, default=[64, 128, 256], help="head dimensions to time")
     parser.add_argument("--lengths", **numbers, help="sequence lengths to time")

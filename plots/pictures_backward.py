@@ -1,9 +1,11 @@
 """Pictures of the backward: beside PyTorch's, its two modes, its errors, and the losses of a training."""
 
+import itertools
+
 from matplotlib import ticker
 
 import training_results
-from drawing import INK, STYLES, Skip, axis_of_lengths, needed, panels_over_legend, plt
+from drawing import INK, LOOKS, STYLES, Skip, axis_of_lengths, needed, panels_over_legend, plt
 from gpu_tables import DETERMINISTIC, FAST, FLASH
 from pictures_gpu import CUDNN
 import results
@@ -38,6 +40,7 @@ def backward_share(rows):
                     ax.plot([r["Nk"] for r in line], [100 * r["median"] for r in line], label=with_mask(name, mask), **dashed)
                     band(ax, line, 100, look)
                     lengths.update(r["Nk"] for r in line)
+        needed(lengths, f"the backward beside SDPA flash in one process, D = {head_dim}")
         ax.axhline(100, color=INK, linewidth=1.2)
         ax.annotate(FLASH, (min(lengths), 100), xytext=(0, -11), textcoords="offset points", fontsize=9)
         ax.set_title(f"D = {head_dim}", fontsize=11)
@@ -112,7 +115,8 @@ def training(_rows):
     if not found:
         raise Skip("no results for a training")
     fig, ax = plt.subplots()
-    for (name, losses), look in zip(found.losses.items(), ({**STYLES[1], "linewidth": 5, "alpha": 0.45}, STYLES[0])):
+    looks = {**STYLES[1], "linewidth": 5, "alpha": 0.45}, STYLES[0], *LOOKS[2:]
+    for (name, losses), look in zip(found.losses.items(), itertools.cycle(looks)):
         ax.plot(*zip(*losses), label=name, **{**look, "marker": "none", "linestyle": "-"})
     ax.set_ylim(bottom=0)
     ax.set_xlabel(f"training step ({found.device})")

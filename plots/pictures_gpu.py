@@ -1,11 +1,11 @@
 """Pictures of the GPU steps, from the rows of their benches, of peers.py and of profile.py."""
 
+import itertools
+import math
 import re
 
-import math
-
 import results
-from drawing import INK, ON_COLOUR, STYLES, Skip, axis_of_lengths, needed, panels_over_legend, plt
+from drawing import INK, LOOKS, ON_COLOUR, STYLES, Skip, axis_of_lengths, needed, panels_over_legend, plt
 
 STEPS = ("04", "05", "06", "07", "08")
 BESIDE_PEERS = "beside peers"
@@ -180,12 +180,12 @@ def memory_gpu(rows):
         return both and all(math.isclose(some[n], others[n], rel_tol=0.01) for n in both)
 
     wanted = {"mask": "none", "D": 64}
+    rows = list(filter(results.is_square, rows))
     found = [(f"step {step}", of_step(rows, "extra_memory", step, **wanted)) for step in STEPS]
     needed(any(some for _, some in found), "the extra memory of the GPU steps at D = 64")
     found += [(peer, of_peer(rows, "extra_memory", peer, **wanted)) for peer in ("unfused cuBLAS", FLASH)]
     named, heads = [], {}  # (names, points), where a line that lies on another one shares it; slices of a call
     for name, some in found:
-        some = list(filter(results.is_square, some))
         heads.update((row["Nk"], row["B"] * row["Hq"]) for row in some)
         points = dict(map(in_all, some))
         same = next((line for line in named if alike(points, line[1])), None)
@@ -201,7 +201,7 @@ def memory_gpu(rows):
     wide = {"color": INK, "linewidth": 7, "alpha": 0.35}
     ax.plot(lengths, matrices, label="S in fp32 and P in bf16: 6 N² bytes a head", **wide)
     ax.plot(lengths, lse, label="L: 4 N bytes a head", linestyle=":", **wide)
-    for (names, points), look in zip(named, STYLES):
+    for (names, points), look in zip(named, itertools.cycle(LOOKS)):
         label = ", ".join(names).replace(", step ", ", ")
         ax.plot(*zip(*sorted(points.items())), label=label.replace("step", "steps") if ", 0" in label else label, **look)
     ax.set_yscale("log", base=2)
@@ -221,7 +221,7 @@ def roofline(rows):
     for step in STEPS:
         wanted = {"op": "profile", "step": step, "variant": "forward"}
         moved, rate, time = (gpu_rows(rows, metric, **wanted) for metric in ("dram_bytes", "rate", "time"))
-        if moved and rate and time:
+        if moved and rate and time and moved[-1]["median"]:
             operations = rate[-1]["median"] * time[-1]["median"] * 1e6
             points.append((step, operations / moved[-1]["median"], rate[-1]["median"] / 1e3))
     needed(points, "profiled steps")
@@ -242,7 +242,7 @@ def roofline(rows):
         ax.plot([height / slope, right], [height, height], color=INK, linestyle=dash, linewidth=1.5)
         aside = -11 if under(math.log(height), heights, math.log(1.5)) else 3
         ax.annotate(f"{name}: {height:.3g}", (height / slope, height), xytext=(10, aside), **beside)
-    for (step, x, y), look in zip(points, [*STYLES, {"color": INK, "marker": "v"}]):
+    for (step, x, y), look in zip(points, LOOKS):
         ax.plot(x, y, marker=look["marker"], color=look["color"], markersize=9, linestyle="none")
         # Points that lie close together push their labels apart.
         close = [there[1] for _, *there in points if max(abs(math.log(a / b)) for a, b in zip((x, y), there)) < math.log(1.5)]

@@ -38,7 +38,7 @@ def axis_of_sizes(ax, sizes):
 def lines(ax, table, methods):
     """Draws {size: error} of each method."""
     for method, look in methods:
-        points = sorted(table[method].items())
+        points = sorted(needed(table.get(method), f"the study, {method}").items())
         ax.plot([x for x, _ in points], [y for _, y in points], label=method, **look)
 
 

@@ -6,6 +6,7 @@ A picture that needs numbers which the files lack is skipped, and said to be.
 """
 
 import argparse
+import itertools
 import math
 import pathlib
 import sys
@@ -20,7 +21,7 @@ import pictures_lessons
 import pictures_step09
 import pictures_study
 import results
-from drawing import FAINT, INK, ON_COLOUR, STYLES, Skip, axis_of_lengths, needed, panels_over_legend, plt, save, style
+from drawing import FAINT, INK, LOOKS, ON_COLOUR, STYLES, Skip, axis_of_lengths, needed, panels_over_legend, plt, save, style
 
 VERSIONS = {"full": STYLES[0], "tiled": STYLES[1], "simd": STYLES[2]}
 
@@ -102,7 +103,8 @@ def io_model(rows):
     for step, variant in sorted({(row["step"], row["variant"]) for row in counted if row["dtype"] == dtype}):
         wanted = {"step": step, "variant": variant, "mask": "none", "dtype": dtype, "D": 64}
         # Where there is a formula for a block, it is the one with the re-reads of K and V in it.
-        level = "per_block" if results.series(attention, "model_per_block", **wanted) else "per_launch"
+        of_block = (results.series(attention, f"{m}_per_block", **wanted) for m in ("model", "traffic"))
+        level = "per_block" if all(of_block) else "per_launch"
         found = {m: results.series(attention, f"{m}_{level}", **wanted) for m in ("model", "traffic")}
         points = {m: tuple((row["Nk"], row["median"]) for row in found[m]) for m in found}
         words = step if found["traffic"][0]["op"] == "forward" else f"{step}, backward, {variant}"
@@ -110,7 +112,7 @@ def io_model(rows):
     fig, panels, legend = panels_over_legend(1, (7.2, 4.8), 0.8)
     (ax,) = panels
     lengths = set()
-    for look, ((level, model, traffic), steps) in zip([*STYLES, {"color": INK, "marker": "v", "linestyle": "-"}], lines.items()):
+    for look, ((level, model, traffic), steps) in zip(itertools.cycle(LOOKS), lines.items()):
         name = f"step{'s' if len(steps) > 1 else ''} {', '.join(steps)}, {level.replace('_', ' ')}"
         ax.plot(*zip(*model), **{**look, "marker": "none"})
         ax.plot(*zip(*traffic), **{**look, "linestyle": "none"})
@@ -131,10 +133,15 @@ def loop_orders(rows):
     found = {order: results.series(rows, "traffic", step="03", variant=order) for order in orders}
     needed(all(found.values()), "the loop orders of step 03")
     n = min(found[order][-1]["Nk"] for order in orders)
+
+    def at_n(order, metric):
+        found = results.series(rows, metric, step="03", variant=order, Nk=n)
+        return needed(found, f"{metric} of step 03, {order}")[-1]["median"]
+
     fig, ax = plt.subplots(figsize=(7.2, 2.6))
     for y, order in enumerate(orders):
-        values = {m: results.series(rows, m, step="03", variant=order, Nk=n)[-1]["median"] for m in parts}
-        whole = results.series(rows, "traffic", step="03", variant=order, Nk=n)[-1]["median"]
+        values = {m: at_n(order, m) for m in parts}
+        whole = at_n(order, "traffic")
         values["rest"] = whole - sum(values.values())
         left = 0
         for (part, value), look in zip(values.items(), STYLES):
@@ -153,7 +160,8 @@ def loop_orders(rows):
 
 
 def softmax_overflow(rows):
-    measured = {row["dtype"]: row["median"] for row in results.series(rows, "overflow_at", step="01")}
+    found = needed(results.series(rows, "overflow_at", step="01"), "where the softmax of step 01 overflows")
+    measured = {row["dtype"]: row["median"] for row in found}
     fig, ax = plt.subplots()
     ax.plot([0, 96], [0, 96 * math.log10(math.e)], color=INK, label="exp(x)")
     for look, (dtype, largest) in zip(STYLES, LARGEST.items()):

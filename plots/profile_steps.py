@@ -21,6 +21,7 @@ import tempfile
 import types
 
 import peers
+from command_line import whole_numbers
 
 TOKENS, WIDTH = 16384, 2048
 ENVIRONMENT = "environment "  # how the line begins in which the profiled process says where it runs
@@ -258,8 +259,7 @@ def report(found, case, environment, path):
 def options_of(arguments):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--csv", type=pathlib.Path, help="append result rows to this file")
-    steps = {"type": lambda text: [int(n) for n in text.split(",")], "metavar": "N,N,...", "default": [4, 5, 6, 7, 8]}
-    parser.add_argument("--steps", **steps)
+    parser.add_argument("--steps", type=whole_numbers, metavar="N,N,...", default=[4, 5, 6, 7, 8])
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=4096, help="a sequence's length")
     parser.add_argument("--causal", action="store_true")

@@ -70,7 +70,8 @@ def table_block(all_rows, make, wanted):
 def study_block(all_rows, name):
     """The study is the same on every machine."""
     rows = [row for rows in all_rows for row in rows if row["op"] == "study"]
-    return f"{ladder.markdown(*studies.TABLES[name](rows))}\n" if rows else NOTHING
+    header, lines = studies.TABLES[name](rows)
+    return f"{ladder.markdown(header, lines)}\n" if lines else NOTHING
 
 
 def experiments_block(name):

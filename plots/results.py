@@ -18,6 +18,7 @@ COLUMNS = (
 ).split()
 SIZES = ("B", "Hq", "Hkv", "Nq", "Nk", "D", "reps")
 NUMBERS = ("median", "p10", "p90")
+NEVER_ZERO = ("time", "rate", "bandwidth", "ratio_to_sdpa_flash")  # metrics
 
 # The columns that say what was run; rows that agree in them are numbers of one case.
 CASE = COLUMNS[: COLUMNS.index("metric")]
@@ -58,6 +59,8 @@ def _convert(row, path, line):
                 row[name] = kind(row[name])
             except ValueError:
                 raise ResultsError(f"{path}, line {line}: {name} is {row[name]!r:.60}, not {words}") from None
+    if row["metric"] in NEVER_ZERO and row["median"] == 0:
+        raise ResultsError(f"{path}, line {line}: median is 0, which no {row['metric']} is")
     for name in COLUMNS:
         if any(unicodedata.category(c) in ("Cc", "Zl", "Zp") for c in str(row[name])):
             raise ResultsError(f"{path}, line {line}: {name} holds a control character")

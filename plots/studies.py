@@ -3,6 +3,7 @@
 import re
 
 import ladder
+import results
 
 SCALE_METHODS = ("scale on bf16 Q", "scale log2(e) on bf16 Q", "scale on fp32 scores", "scale folded into exp2")
 LOGIT_METHODS = ("rounding the inputs", "the step, scores in fp32", "the step, scores in the inputs' type")
@@ -14,12 +15,19 @@ def of(rows, metric):
 
 def method_and_case(row):
     """A study's variant is 'METHOD: CASE'; a method may have a colon in it, a case has none."""
-    return row["variant"].rsplit(": ", 1)
+    method, colon, case = row["variant"].rpartition(": ")
+    if not colon:
+        raise results.ResultsError(f"the variant of a study is {row['variant']!r:.60}, not 'METHOD: CASE'")
+    return method, case
 
 
 def size_of(row):
     """The logit size that a case names."""
-    return float(re.search(r"logit(?: size)? (\S+?)(?:,|$)", row["variant"])[1])
+    found = re.search(r"logit(?: size)? ([0-9][0-9.e+]*)(?:,|$)", row["variant"])
+    try:
+        return float(found[1])
+    except (TypeError, ValueError):
+        raise results.ResultsError(f"the variant of a study is {row['variant']!r:.60} and names no logit size") from None
 
 
 def by_size(rows):
@@ -69,7 +77,7 @@ def mask(rows):
     for row in of(rows, "wrong_rows"):
         method, case = method_and_case(row)
         wrong = int(row["median"])
-        text = "right" if wrong == 0 else f"**{wrong} of {row['Nq']} rows {'NaN' if nan[row['variant']] else 'wrong'}**"
+        text = "right" if wrong == 0 else f"**{wrong} of {row['Nq']} rows {'NaN' if nan.get(row['variant']) else 'wrong'}**"
         cells[method, case] = text
     return pivot(cells, "a hidden score becomes")
 
@@ -81,18 +89,19 @@ def growth(rows):
 
 
 def logits(rows):
-    lost = {(row["variant"], row["dtype"]): int(row["median"]) for row in of(rows, "logit_nan_rows")}
     cells = {
         (f"{method_and_case(row)[0]}, {row['dtype']}", f"{size_of(row):g}"): error(row["median"])
         for row in of(rows, "logit_error")
     }
     for row in of(rows, "logit_nan_rows"):
-        if lost[row["variant"], row["dtype"]]:
+        if lost := int(row["median"]):
             key = f"{method_and_case(row)[0]}, {row['dtype']}", f"{size_of(row):g}"
-            cells[key] = f"**{int(row['median'])} of {row['Nq']} rows NaN**"
+            cells[key] = f"**{lost} of {row['Nq']} rows NaN**"
     sizes = sorted({case for _, case in cells}, key=float)
     header, lines = pivot(cells, "relative error of O", sizes)
-    return header, sorted(lines, key=lambda line: (LOGIT_METHODS.index(line[0].rsplit(", ", 1)[0]), line[0]))
+    method_of = {line[0]: line[0].rsplit(", ", 1)[0] for line in lines}
+    order = [*LOGIT_METHODS, *method_of.values()]
+    return header, sorted(lines, key=lambda line: (order.index(method_of[line[0]]), line[0]))
 
 
 def equal_keys(rows):

@@ -17,6 +17,7 @@ import time
 import ladder
 import results
 import with_matplotlib
+from command_line import whole_numbers
 
 SKIPPED = 77
 TEXT = {"encoding": "utf-8", "errors": "replace"}  # what a program prints
@@ -80,8 +81,8 @@ class StepFailed(Exception):
 
 
 def chosen(benches, steps):
-    """The benches of the steps named in '01,03'."""
-    wanted = [name.strip().zfill(2) for name in steps.split(",")]
+    """The benches of some steps."""
+    wanted = [f"{step:02}" for step in steps]
     for number in wanted:
         if number not in benches:
             raise TourError(f"there is no step {number}; there are {', '.join(benches)}")
@@ -182,7 +183,7 @@ def parse(arguments):
     parser.add_argument("--out", type=pathlib.Path, help="results file; default: plots/data/local/<machine>.csv")
     parser.add_argument("--images", type=pathlib.Path, default=results.LOCAL / "img", help="where pictures go")
     parser.add_argument("--no-pictures", action="store_true", help="end with the table and the results file")
-    parser.add_argument("--steps", help="only these, such as 01,03")
+    parser.add_argument("--steps", type=whole_numbers, metavar="N,N,...", help="only these, such as 01,03")
     return parser.parse_args(arguments)
 
 

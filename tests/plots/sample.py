@@ -2,7 +2,9 @@
 reads it."""
 
 import pathlib
+import random
 import sys
+import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PLOTS = ROOT / "plots"
@@ -116,8 +118,56 @@ def backward_rows(gpu):
                 yield gpu("09", f"{mode} beside peers", "gradient_spread", 4096, "spread_dq", "", spread, **case)
 
 
+def counted_rows():
+    """What the emulator counts for more steps than there are colours, each different."""
+    bytes_of = [f"{kind}_{level}" for kind in ("traffic", "model") for level in ("per_block", "per_launch")]
+    forward = [(step, "forward", "forward") for step in ("05", "06", "07", "08")]
+    for place, version in enumerate([*forward, ("09", "fast", "backward"), ("09", "slow", "backward")]):
+        for mask in ("none", "causal"):
+            for n in (64, 128, 256):
+                case = *version, n
+                for metric in ("traffic_issued", *bytes_of):
+                    yield row(*case, metric, "bytes", (5.0 + place) * n * n, "bf16", mask=mask, backend="emulator")
+                for metric in ("sectors", "shared_bytes", "shared_bank_conflicts", "mma"):
+                    yield row(*case, metric, "", 8.0 * n, "bf16", mask=mask, backend="emulator")
+
+
 def text(*more):
     return "\n".join([",".join(results.COLUMNS), *rows(), *more]) + "\n"
+
+
+class Row(dict):
+    """A row that knows whether a number of it was looked at."""
+
+    was_read = False
+
+    def __getitem__(self, name):
+        self.was_read |= name in results.NUMBERS
+        return super().__getitem__(name)
+
+
+def whole():
+    """Rows of everything: of this file, and the committed study."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "x.csv"
+        path.write_text(text(*gpu_rows(), *counted_rows()))
+        return results.read(path) + results.read(results.DATA / "study.csv")
+
+
+def incomplete(show):
+    """(what is missing, rows) of what lacks some of the rows that a picture or table shows: each in turn, all that have a
+    value in common, all that have not, and some at random."""
+    rows = [Row(one) for one in whole()]
+    show(rows)
+    shown = [index for index, one in enumerate(rows) if one.was_read]
+    for index in shown:
+        yield f"row {index}", rows[:index] + rows[index + 1 :]
+    for column in (*results.CASE, "metric"):
+        for value in sorted({rows[index][column] for index in shown}):
+            yield f"{column} {value}", [one for one in rows if one[column] != value]
+            yield f"all but {column} {value}", [one for one in rows if one[column] == value]
+    for seed in range(5):
+        yield f"random {seed}", random.Random(seed).sample(rows, len(rows) // 3)
 
 
 # Name -> (contents, what the error says about it).
@@ -129,6 +179,7 @@ BROKEN = {
     "nan": (text().replace(",1.5,", ",nan,", 1), "median is 'nan', not a finite number >= 0"),
     "inf": (text().replace(",1.5,", ",1e999,", 1), "median is '1e999', not a finite number >= 0"),
     "negative": (text().replace(",1.5,", ",-1.5,", 1), "median is '-1.5', not a finite number >= 0"),
+    "no-time": (text().replace(",ms,1.5,", ",ms,0,", 1), "median is 0, which no time is"),
     "huge-size": (text().replace(",1024,1,none", f",{10**30},1,none", 1), "Nk is '1000000000000000000000000000000', not a"),
     "negative-size": (text().replace(",1024,1,none", ",-1024,1,none", 1), "Nk is '-1024', not a whole number from 0 to"),
     "diagonal": (text().replace(",causal,0,", ",causal,x,", 1), "diagonal is 'x', not a whole number"),

@@ -6,14 +6,19 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
+import warnings
 import xml.etree.ElementTree
 
 import sample
 
 import pictures_backward
 import pictures_gpu
+import pictures_lessons
+import pictures_step09
 import plot
 import results
+import training_results
 
 PLOT = sample.PLOTS / "plot.py"
 STUDY = sample.PLOTS / "data" / "study.csv"
@@ -87,6 +92,55 @@ class Pictures(unittest.TestCase):
                 continue
             self.assertIn(f"{name}.svg skipped: no results for", done.stdout)
         self.assertTrue((self.place / "a" / "memory_vs_n.svg").exists())
+
+    def test_a_picture_of_incomplete_results_is_drawn_or_skipped(self):
+        numberless = {"online_softmax", "real_attention", "training", *pictures_lessons.PICTURES, *pictures_step09.PICTURES}
+        for name in plot.PICTURES.keys() - numberless:
+            outcomes = {"drawn": 0, "skipped": 0}
+
+            def show(rows):
+                plot.style()
+                try:
+                    plot.PICTURES[name](plot.rows_for(name, rows))
+                    return "drawn"
+                except plot.Skip as why:
+                    self.assertRegex(str(why), "^no results for ")
+                    return "skipped"
+                finally:
+                    plot.plt.close("all")
+
+            for missing, rows in sample.incomplete(show):
+                with self.subTest(picture=name, missing=missing), warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # an axis without points
+                    outcomes[show(rows)] += 1
+            self.assertGreater(min(outcomes.values()), 0, (name, outcomes))
+
+    def test_every_line_is_drawn_however_many_there_are(self):
+        plot.style()
+        fig = plot.io_model(sample.whole())
+        labels = [text.get_text() for text in fig.axes[-1].get_legend().get_texts()]
+        self.assertEqual(len(labels), 7)
+        for words in ("step 04,", "step 05,", "step 08,", "09, backward, fast,", "09, backward, slow,"):
+            self.assertEqual(len([label for label in labels if words in label]), 1, labels)
+        points = [line for line in fig.axes[0].lines if line.get_linestyle() == "None"]
+        looks = {(line.get_color(), line.get_marker(), line.get_fillstyle()) for line in points}
+        self.assertEqual((len(points), len(looks)), (7, 7))
+        plot.plt.close(fig)
+
+    def test_a_training_with_more_attentions_has_a_line_for_each(self):
+        losses = {name: [(1, 3.0), (2, 2.0)] for name in "abcd"}
+        found = training_results.Training(losses, "a problem", "cuda", "a device")
+        with unittest.mock.patch.object(training_results, "newest", lambda: found):
+            fig = plot.PICTURES["training"]([])
+        self.assertEqual([line.get_label() for line in fig.axes[0].lines], list("abcd"))
+        plot.plt.close(fig)
+
+    def test_a_line_that_the_first_panel_lacks_is_in_the_legend(self):
+        rows = [row for row in sample.whole() if (row["variant"], row["D"]) != ("SDPA cuDNN", 64)]
+        plot.style()
+        fig = plot.PICTURES["backward_share"](plot.rows_for("backward_share", rows))
+        self.assertIn("SDPA cuDNN", [text.get_text() for text in fig.axes[-1].get_legend().get_texts()])
+        plot.plt.close(fig)
 
     def test_every_colour_is_readable_on_white_and_on_near_black(self):
         for colour in [plot.INK, *(look["color"] for look in plot.STYLES)]:

@@ -1,5 +1,6 @@
 """Reading results, tables, the generated blocks and the tour: everything that needs no matplotlib."""
 
+import contextlib
 import io
 import os
 import pathlib
@@ -346,6 +347,56 @@ class GeneratedBlocks(unittest.TestCase):
         self.assertEqual((done.returncode, done.stdout), (0, ""), done.stderr)
 
 
+    def test_check_says_what_is_out_of_date_and_changes_nothing(self):
+        stale = "<!-- generated:ladder -->\nold\n<!-- /generated -->\n"
+        with tempfile.TemporaryDirectory() as directory, unittest.mock.patch.object(results, "ROOT", pathlib.Path(directory)):
+            page = results.ROOT / "README.md"
+            for contents, arguments, status, words in (
+                (stale, ["--check"], 1, "README.md is out of date (plots/readme.py writes it)\n"),
+                (stale, [], 0, "README.md written\n"),
+                (None, ["--check"], 0, ""),
+            ):
+                if contents:
+                    page.write_text(contents)
+                said = io.StringIO()
+                with contextlib.redirect_stdout(said):
+                    self.assertEqual(readme.main(arguments), status)
+                self.assertEqual(said.getvalue(), words)
+                self.assertEqual(page.read_text() == stale, arguments == ["--check"] and status == 1)
+
+
+class Incomplete(unittest.TestCase):
+    def assert_made(self, name, show):
+        for missing, rows in sample.incomplete(show):
+            with self.subTest(table=name, missing=missing):
+                show(rows)
+
+    def test_a_block_of_incomplete_results_is_filled(self):
+        pages = [path.read_text(encoding="utf-8") for path in readme.readmes()]
+        names = {match[2] for text in pages for match in readme.BLOCK.finditer(text)}
+        self.assertGreater(len(names), 30)
+        for name in sorted(names):
+            if not name.startswith(("picture-", "experiments-")):
+                self.assert_made(name, lambda rows: readme.block(name, README, [rows]))
+
+    def test_the_tour_s_tables_of_incomplete_results_are_made(self):
+        self.assert_made("the tour's", lambda rows: [ladder.plain(*table[1:3]) for table in ladder.terminal(rows)])
+
+    def test_a_cell_without_its_number_is_empty(self):
+        rows = [row for row in sample.whole() if row["metric"] != "rate"]
+        self.assertEqual(gpu_tables.backward(rows)[1][0], ["64", "none", "1024", "(1.60)", "(1.20)", "(1.00)", "(2.00)"])
+        rows = [row for row in sample.whole() if row["metric"] != "traffic_per_block"]
+        _, header, lines = ladder.emulator(rows)
+        self.assertEqual({line[header.index("per block")] for line in lines}, {""})
+        self.assertEqual({line[header.index("per launch")][-1] for line in lines}, {"="})
+
+    def test_a_study_that_names_no_case_is_one_sentence(self):
+        study = results.read(results.DATA / "study.csv")
+        for variant in ("x", "x: logit", "x: logit .", ""):
+            with self.subTest(variant), self.assertRaisesRegex(results.ResultsError, "the variant of a study is"):
+                studies.logits([{**row, "variant": variant} for row in study])
+
+
 BENCH = """#!/bin/sh
 if [ "$1" = --describe ]; then echo "what it shows"; exit 0; fi
 csv=$2
@@ -529,6 +580,18 @@ class Tour(unittest.TestCase):
         for steps in ("99", "01,99"):
             self.assert_one_sentence(self.run_tour("--steps", steps), "no step 99; there are 01, 03")
         self.assertIn("[1/1] step 03", self.run_tour("--steps", "3").stdout)
+
+    def test_steps_that_are_no_numbers_are_said_to_be_none(self):
+        self.bench("01", self.GOOD)
+        for program in ("tour.py", "peers.py", "profile_steps.py"):
+            for steps in ("", ",", "a", "1,", "1,-2", "1_0", "\u0663", "9" * 5000):
+                command = [sys.executable, sample.PLOTS / program, f"--steps={steps}"]
+                done = subprocess.run(command, capture_output=True, text=True)
+                with self.subTest(program=program, steps=steps[:9]):
+                    self.assertEqual(done.returncode, 2)
+                    last = done.stderr.splitlines()[-1]
+                    self.assertTrue(last.endswith("is not a list of whole numbers such as 4,5,8"), last)
+                    self.assertLess(len(last), 200)
 
     def on_a_terminal(self, **environment):
         self.bench("01", self.GOOD)
