@@ -154,6 +154,85 @@ class Checks(unittest.TestCase):
         self.assertIn("the twin's dv is off by", failures[0])
 
 
+UNIT = 2.0**-24  # of docs/numerics.md: the unit roundoff of fp32
+SPACING = {BF16: 2.0**-7, FP16: 2.0**-10, FP32: 2.0**-23}  # from 1 to the next number
+
+
+class Tolerances(unittest.TestCase):
+    """Of each term that widens the gate, counted anew here: half as much again is noticed, half as much is not. There
+    are nine rows, so that each is near to each."""
+
+    def problem(self, dtype, pattern="normal", len_q=9):
+        case = Case(1, 1, 1, len_q, 9, 16, dtype, pattern=pattern)
+        q, k, v = case.tensors(DEVICE)
+        return q, k, v, gradient_of_output(case, q), 0.25
+
+    def exact_twin(self, given):
+        reference = Reference(*given)
+        reference.twin = reference.exact
+        return reference
+
+    def room(self, given):
+        """Of an fp32 score and L, as a share of the sums of absolute terms."""
+        scores = given[0].double() @ given[1].double().mT * given[4]
+        return 4 * UNIT * (max(scores.abs().max().item(), scores.logsumexp(-1).abs().max().item()) + 1)
+
+    def assert_bounds(self, reference, dtype, more):
+        """`more`: of each gradient, beyond three roundings of the result."""
+        for index, name in enumerate(("dq", "dk", "dv")):
+            size = reference.exact[index].abs().max().item()
+            allowed = more[index] + 3 * SPACING[dtype] * 2.0 ** math.floor(math.log2(size))
+            for factor, noticed in ((0.5, ""), (1.5, f"{name}[0, 0, 0, 0]")):
+                answers = [t.clone() for t in reference.exact]
+                answers[index][0, 0, 0, 0] += factor * allowed
+                failure = reference.judge([t.to(dtype) for t in answers]).failure
+                with self.subTest(dtype=dtype, name=name, factor=factor):
+                    self.assertEqual(failure[:14], noticed, failure)
+
+    def test_roundings_of_the_result(self):
+        for dtype in SPACING:
+            reference = self.exact_twin(self.problem(dtype))
+            reference.room = 0
+            self.assert_bounds(reference, dtype, [0, 0, 0])
+
+    def test_the_twins_error(self):
+        for dtype in SPACING:
+            reference = self.exact_twin(self.problem(dtype))
+            reference.room, reference.twin = 0, [t + 0.5 for t in reference.exact]
+            self.assert_bounds(reference, dtype, 3 * [3 * 0.5])
+
+    def test_the_roundings_of_scores_and_of_P_where_there_are_few_pairs(self):
+        for dtype in SPACING:
+            for pattern, len_q in (("normal", 9), ("times 10", 9), ("normal", 3)):
+                given = self.problem(dtype, pattern, len_q)
+                reference = self.exact_twin(given)
+                share = self.room(given) + (SPACING[dtype] / 2 if len_q == 3 else 0)
+                self.assert_bounds(reference, dtype, [share * t.max().item() for t in reference.magnitudes])
+
+    def test_what_theory_allows_the_twin(self):
+        right = peer_gradients.differentiate
+        given = self.problem(FP32)
+        q, k, *_, scale = given
+        whole = Reference(*given)
+        norms = [t.double().norm(dim=-1).max().item() for t in (q, k)]
+        score = UNIT * 4 * math.sqrt(17) * scale * norms[0] * norms[1] + self.room(given) - 4 * UNIT
+        of_p = math.expm1(2 * score + 8 * UNIT * math.sqrt(10))
+        sums = 16 * UNIT * (math.sqrt(10) + math.sqrt(17))
+        for index, name in enumerate(("dq", "dk", "dv")):
+            bound = (3 * of_p + 2 * SPACING[FP32] + sums) * whole.magnitudes[index].max().item()
+            bound += SPACING[FP32] * whole.exact[index].abs().max().item()
+            for factor, words in ((0.5, ""), (1.5, f"the twin's {name} is off by")):
+
+                def broken(*arguments, index=index, error=factor * bound):
+                    found = right(*arguments)
+                    if arguments[6] == FP32:
+                        found[index] += error
+                    return found
+
+                with mock.patch.object(peer_gradients, "differentiate", broken):
+                    self.assertEqual(Reference(*given).broken[: len(words) or None], words)
+
+
 class References(unittest.TestCase):
     def test_the_formulas_agree_with_float64_autograd(self):
         for causal, layout in (("top_left", "bnhd"), ("bottom_right", "one key head for all"), (False, "bhnd")):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 from with_torch import DEVICE, LIBRARY, ROOT, torch  # first: without PyTorch it ends the program
 import peer_checks
@@ -152,6 +153,94 @@ class Checks(unittest.TestCase):
         rows = torch.tensor([0, 3, 49])
         some, whole = (Reference(q, k, v, case.true_scale, 0, r) for r in (rows, None))
         self.assertLess((some.o - whole.o[:, :, rows.to(q.device)]).abs().max().item(), 1e-12)
+
+
+UNIT = 2.0**-24  # of docs/numerics.md: the unit roundoff of fp32
+SPACING = {BF16: 2.0**-7, FP16: 2.0**-10, FP32: 2.0**-23}  # from 1 to the next number
+
+
+def largest(t):
+    return t.double().abs().max().item()
+
+
+def spacing(dtype, size):
+    return SPACING[dtype] * 2.0 ** math.floor(math.log2(size))
+
+
+class Tolerances(unittest.TestCase):
+    """Of each term that widens the gate, counted anew here: half as much again is noticed, half as much is not. There
+    are nine rows, so that each is near to each."""
+
+    def reference(self, dtype, pattern="normal", len_q=9):
+        """A reference whose twin is exact, the largest score and the largest V."""
+        q, k, v = Case(1, 1, 1, len_q, 9, 16, dtype, pattern=pattern).tensors(DEVICE)
+        reference = Reference(q, k, v, 0.25)
+        reference.twin_o, reference.twin_lse = reference.o, reference.lse
+        return reference, largest(q.double() @ k.double().mT * 0.25), largest(v)
+
+    def assert_bounds(self, reference, dtype, of_o, of_lse, room=0.0):
+        of_o += 3 * spacing(dtype, largest(reference.o))
+        of_lse += 3 * spacing(FP32, largest(reference.lse))
+        for o, lse, name in ((of_o, 0, "O[0, 0, 0, 0]"), (0, of_lse, "L[0, 0, 0, 0]")):
+            for factor, noticed in ((0.5, ""), (1.5, name)):
+                answer_o, answer_lse = reference.o.clone(), reference.lse.clone()
+                answer_o[0, 0, 0, 0] += factor * o
+                answer_lse[0, 0, 0] += factor * lse
+                failure = reference.judge(answer_o.to(dtype), answer_lse, room).failure
+                with self.subTest(dtype=dtype, name=name, factor=factor):
+                    self.assertEqual(failure[: len(name)], noticed, failure)
+
+    def test_roundings_of_the_result(self):
+        for dtype in SPACING:
+            reference, *_ = self.reference(dtype)
+            reference.floor_o = reference.floor_lse = 0
+            self.assert_bounds(reference, dtype, 0, 0)
+
+    def test_the_twins_error(self):
+        for dtype in SPACING:
+            reference, scores, values = self.reference(dtype)
+            reference.twin_o, reference.twin_lse = reference.o + 0.25, reference.lse - 0.125
+            self.assert_bounds(reference, dtype, 2 * 0.25 + 4 * UNIT * scores * values, 2 * 0.125 + 4 * UNIT * scores)
+
+    def test_the_roundings_of_scores(self):
+        for dtype in SPACING:
+            for pattern in ("normal", "times 10"):
+                reference, scores, values = self.reference(dtype, pattern)
+                self.assert_bounds(reference, dtype, 4 * UNIT * scores * values, 4 * UNIT * scores)
+
+    def test_a_rounding_of_P_where_there_are_few_elements(self):
+        for dtype in SPACING:
+            reference, scores, values = self.reference(dtype, len_q=3)
+            few = SPACING[dtype] / 2 * values
+            self.assert_bounds(reference, dtype, 4 * UNIT * scores * values + few, 4 * UNIT * scores)
+
+    def test_the_room_of_peers_that_round_scores(self):
+        for dtype in SPACING:
+            reference, scores, values = self.reference(dtype)
+            rounded = 2 * SPACING[dtype] * scores * values
+            of_o, of_lse = 4 * UNIT * scores * values + rounded, 4 * UNIT * scores
+            self.assert_bounds(reference, dtype, of_o, of_lse, reference.rounded_scores)
+
+    def test_what_theory_allows_the_twin(self):
+        right = peer_checks.plain_forward
+
+        def broken(of_o, of_lse):
+            def forward(q, k, v, scale, hidden, real, rounded):
+                o, lse, score = right(q, k, v, scale, hidden, real, rounded)
+                return (o + of_o, lse + of_lse, score) if real == FP32 else (o, lse, score)
+
+            with mock.patch.object(peer_checks, "plain_forward", forward):
+                return self.reference(FP32)[0].broken
+
+        q, k, v = Case(1, 1, 1, 9, 9, 16, FP32).tensors(DEVICE)
+        norms = [t.double().norm(dim=-1).max().item() for t in (q, k)]
+        score = UNIT * (4 * math.sqrt(17) * 0.25 * norms[0] * norms[1] + 4 * largest(q.double() @ k.double().mT * 0.25))
+        sums = 4 * UNIT * (math.sqrt(10) + 1)
+        of_o = 2 * (UNIT + score + sums) * largest(v) + SPACING[FP32] * largest(self.reference(FP32)[0].o)
+        of_lse = score + sums
+        self.assertEqual([broken(of_o / 2, 0), broken(0, of_lse / 2)], ["", ""])
+        self.assertIn("the twin's O is off by", broken(1.5 * of_o, 0))
+        self.assertIn("the twin's L is off by", broken(0, 1.5 * of_lse))
 
 
 class Rows(unittest.TestCase):
