@@ -11,9 +11,9 @@
 // The last dimension is contiguous; the strides of the other three are arguments.
 //
 // A query that sees no key has O = 0, L = -inf, and contributes zero to every gradient (Nk = 0 included).
-// A NaN or +inf score makes its row NaN; a score of -inf is an ordinary masked key. A non-finite V or dO at a
-// key that lies inside the lengths but is invisible to the query has an unspecified effect; in the backward
-// so has a non-finite Q, K, V or dO of a pair that the mask hides, because tile products make 0 * NaN of it.
+// A NaN or +inf score makes its row NaN; a score of -inf is an ordinary masked key: P = dS = 0, though 0 * K
+// in dQ and 0 * Q in dK are NaN where K or Q is infinite. Of a pair inside the lengths that the mask hides, a
+// non-finite V (in the backward Q, K, V or dO) has an unspecified effect: tile products make 0 * NaN of it.
 //
 // Limit of fp32 state: the tiled steps add up P V before they divide, so O needs 2^8 * Nk * max|V|
 // below 3.4e38.

@@ -53,7 +53,7 @@ __global__ void prepare_rows_kernel(BackwardArgs<T> args, RowData rows, int buil
             exists ? args.lse[static_cast<std::int64_t>(head_index) * shape.len_q + row] : -INFINITY;
         const std::int64_t at = static_cast<std::int64_t>(head_index) * rows.rows_per_head + row;
         rows.row_shift[at] = lse == -INFINITY ? -INFINITY : -lse * kLog2E;
-        rows.delta[at] = lse == -INFINITY ? 0.0f : delta;
+        rows.delta[at] = delta;
     }
 }
 

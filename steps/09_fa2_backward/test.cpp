@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <fstream>
@@ -164,25 +165,35 @@ TEST_CASE_TEMPLATE("M31: with 99 KB head dimensions up to 128 are right, and 256
 
 TEST_CASE_TEMPLATE("a key at minus infinity is an ordinary masked key, wherever the queries end in a tile", T,
                    fp16, bf16) {
+    struct Keys {
+        int first, end;
+    };
     for (const int head_dim : {16, 128}) {
-        const BackwardCase c{{"", {1, 1, 1, 63, 20, head_dim}}};
-        auto call = flash::testing::make_backward_call<T>(c, true);
-        const auto set = [](auto& tensor, int row, int d, float value) {
-            tensor.memory[static_cast<std::size_t>(tensor.index(0, 0, row, d))] = from_float<T>(value);
-        };
-        for (int row = 0; row < 63; ++row) set(call.q, row, 0, 1.0f);
-        for (int d = 0; d < head_dim; ++d)
-            set(call.k, 3, d, d == 0 ? -std::numeric_limits<float>::infinity() : 0.0f);
-        flash::testing::expect_gradients(call, c.forward.seed);  // puts O and L into the call
-        const auto step =
-            flash::testing::backward_step<T, DeviceBuffer>(&attention_backward<T>, &backward_workspace_bytes);
-        for (const bool deterministic : {false, true}) {
-            call.choose_mode(deterministic, backward_workspace_bytes(call.shape, deterministic));
-            auto run = call;
-            step.execute(run, {});
-            for (int d = 0; d < head_dim; ++d) {
-                CHECK(to_float(run.dk.memory[static_cast<std::size_t>(run.dk.index(0, 0, 3, d))]) == 0.0f);
-                CHECK(to_float(run.dv.memory[static_cast<std::size_t>(run.dv.index(0, 0, 3, d))]) == 0.0f);
+        for (const Keys& hidden : {Keys{3, 4}, Keys{0, 20}}) {
+            const BackwardCase c{{"", {1, 1, 1, 63, 20, head_dim}}};
+            auto call = flash::testing::make_backward_call<T>(c, true);
+            const auto set = [](auto& tensor, int row, int d, float value) {
+                tensor.memory[static_cast<std::size_t>(tensor.index(0, 0, row, d))] = from_float<T>(value);
+            };
+            for (int row = 0; row < 63; ++row) set(call.q, row, 0, 1.0f);
+            for (int key = hidden.first; key < hidden.end; ++key)
+                for (int d = 0; d < head_dim; ++d)
+                    set(call.k, key, d, d == 0 ? -std::numeric_limits<float>::infinity() : 0.0f);
+            const auto expected = flash::testing::expect_gradients(call, c.forward.seed);
+            CHECK(std::isnan(expected.dq.reference[0]));  // 0 times the infinity of K
+            CHECK(std::isfinite(expected.dq.reference[1]));
+            const auto step = flash::testing::backward_step<T, DeviceBuffer>(&attention_backward<T>,
+                                                                             &backward_workspace_bytes);
+            for (const bool deterministic : {false, true}) {
+                call.choose_mode(deterministic, backward_workspace_bytes(call.shape, deterministic));
+                auto run = call;
+                step.execute(run, {});
+                CHECK(flash::testing::judge(call, run, expected, Pattern::kNormal).failure == "");
+                for (int d = 0; d < head_dim; ++d) {
+                    const auto at = static_cast<std::size_t>(run.dk.index(0, 0, hidden.first, d));
+                    CHECK(to_float(run.dk.memory[at]) == 0.0f);
+                    CHECK(to_float(run.dv.memory[at]) == 0.0f);
+                }
             }
         }
     }
