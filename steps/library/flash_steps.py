@@ -11,13 +11,13 @@ GPU steps then run on copies in the emulator's device memory, slowly, with the s
 import ctypes
 import functools
 import math
+import numbers
 import operator
 import os
 import pathlib
 
 import torch
 from torch.autograd import forward_ad
-from torch.autograd.function import once_differentiable
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # FLASH_FP32, FLASH_FP16, FLASH_BF16
@@ -99,26 +99,29 @@ def find_library():
     return max(built, key=lambda path: path.stat().st_mtime)
 
 
+def _declare(c):
+    for name in ("flash_steps_last_error", "flash_steps_backend"):
+        getattr(c, name).restype = ctypes.c_char_p
+    c.flash_steps_forward.argtypes = [ctypes.c_int, ctypes.POINTER(_Forward), ctypes.c_void_p]
+    c.flash_steps_backward.argtypes = [ctypes.c_int, ctypes.POINTER(_Backward), ctypes.c_void_p]
+    workspace_bytes = c.flash_steps_backward_workspace_bytes
+    workspace_bytes.argtypes, workspace_bytes.restype = [ctypes.c_int, ctypes.POINTER(_Backward)], ctypes.c_int64
+    c.flash_steps_device_alloc.argtypes, c.flash_steps_device_alloc.restype = [ctypes.c_size_t], ctypes.c_void_p
+    c.flash_steps_device_free.argtypes = [ctypes.c_void_p]
+    for copy in (c.flash_steps_copy_to_device, c.flash_steps_copy_to_host):
+        copy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+
+
 class Library:
     """libflash_steps.so, loaded."""
 
     def __init__(self, path=None):
-        self.path = pathlib.Path(path) if path else find_library()
+        self.path = find_library() if path is None else pathlib.Path(path)
         try:
-            self._c = ctypes.CDLL(str(self.path.resolve()))
-        except OSError as error:
+            self._c = c = ctypes.CDLL(str(self.path.resolve()))
+            _declare(c)
+        except (OSError, AttributeError) as error:  # no library, or another one
             raise FlashStepsError(f"{self.path} cannot be loaded: {error}") from None
-        c = self._c
-        for name in ("flash_steps_last_error", "flash_steps_backend"):
-            getattr(c, name).restype = ctypes.c_char_p
-        c.flash_steps_forward.argtypes = [ctypes.c_int, ctypes.POINTER(_Forward), ctypes.c_void_p]
-        c.flash_steps_backward.argtypes = [ctypes.c_int, ctypes.POINTER(_Backward), ctypes.c_void_p]
-        workspace_bytes = c.flash_steps_backward_workspace_bytes
-        workspace_bytes.argtypes, workspace_bytes.restype = [ctypes.c_int, ctypes.POINTER(_Backward)], ctypes.c_int64
-        c.flash_steps_device_alloc.argtypes, c.flash_steps_device_alloc.restype = [ctypes.c_size_t], ctypes.c_void_p
-        c.flash_steps_device_free.argtypes = [ctypes.c_void_p]
-        for copy in (c.flash_steps_copy_to_device, c.flash_steps_copy_to_host):
-            copy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
         self.backend = c.flash_steps_backend().decode()
         self.steps = {}
         for index in range(c.flash_steps_count()):
@@ -158,6 +161,7 @@ class Library:
 
     def workspace_bytes(self, q, k, deterministic=False, step=BACKWARD_STEP):
         """Bytes that bind_backward's workspace needs; the shapes alone count."""
+        _check_dimensions(q=q, k=k)
         call = _Backward(ctypes.sizeof(_Backward), _described(None, q), _described(None, k))
         call.deterministic = deterministic
         size = self._c.flash_steps_backward_workspace_bytes(step, ctypes.byref(call))
@@ -173,8 +177,7 @@ class Library:
         step = self.step(step)
         _check_tensors(self, step, q=q, k=k, v=v, o=o, d_o=d_o, dq=dq, dk=dk, dv=dv)
         _check_lse(lse, q)
-        is_plain = workspace.dtype == torch.uint8 and workspace.dim() == 1 and workspace.is_contiguous()
-        if not is_plain or workspace.device != q.device:
+        if not _is_dense(workspace, torch.uint8, q.device) or workspace.dim() != 1:
             raise ValueError("workspace must be a contiguous one-dimensional uint8 tensor on the device of q")
         of_scores = _mask_and_scale(causal, scale, q, k)
 
@@ -264,15 +267,20 @@ def load(path=None):
     return Library(path)
 
 
-def _check_tensors(library, step, **tensors):
-    """Refuses what only Python can know; the library checks shapes, strides, alignment and dtypes by itself."""
+def _check_dimensions(**tensors):
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor")
-        if tensor.layout != torch.strided or tensor.is_neg():
-            raise ValueError(f"{name} is not a plain strided tensor; pass one that is (to_dense, resolve_neg)")
         if tensor.dim() != 4:
             raise ValueError(f"{name} has {tensor.dim()} dimensions; it must be (batch, heads, tokens, head_dim)")
+
+
+def _check_tensors(library, step, **tensors):
+    """Refuses what only Python can know; the library checks shapes, strides, alignment and dtypes by itself."""
+    _check_dimensions(**tensors)
+    for name, tensor in tensors.items():
+        if tensor.layout != torch.strided or tensor.is_neg():
+            raise ValueError(f"{name} is not a plain strided tensor; pass one that is (to_dense, resolve_neg)")
         if forward_ad.unpack_dual(tensor).tangent is not None:
             raise ValueError(f"{name} carries a tangent and there is no forward-mode derivative; pass its primal")
         if tensor.dtype not in step.dtypes:
@@ -291,10 +299,26 @@ def _check_tensors(library, step, **tensors):
             f"the tensors are on {q.device}; step {step.number:02} of a library built for {library.backend} takes "
             f"{wanted} tensors"
         )
+    for name, tensor in tensors.items():
+        if not _has_data(tensor):
+            raise ValueError(f"{name} has no data of its own; fake tensors, vmap and torch.func are not supported")
+
+
+def _has_data(tensor):
+    """Fake and functional tensors are at address 0, those of vmap and of other transforms at none."""
+    try:
+        return tensor.data_ptr() != 0 or tensor.numel() == 0
+    except RuntimeError:
+        return False
+
+
+def _is_dense(tensor, dtype, device):
+    is_strided = isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided
+    return is_strided and tensor.is_contiguous() and tensor.dtype == dtype and tensor.device == device
 
 
 def _check_lse(lse, q):
-    if lse.dtype != torch.float32 or not lse.is_contiguous() or lse.shape != q.shape[:3] or lse.device != q.device:
+    if not _is_dense(lse, torch.float32, q.device) or lse.shape != q.shape[:3]:
         raise ValueError("lse must be a contiguous float32 tensor (B, H, Nq) on the device of q")
 
 
@@ -304,8 +328,24 @@ def _described(pointer, tensor):
 
 def _mask_and_scale(causal, scale, q, k):
     """(mask, diagonal, scale) of the C interface. D = 0 has no scale of its own, and any will do."""
-    scale = float(scale) if scale is not None else 1 / math.sqrt(max(q.shape[3], 1))
+    scale = 1 / math.sqrt(max(q.shape[3], 1)) if scale is None else _number(scale)
     return *_mask(causal, q.shape[2], k.shape[2]), scale
+
+
+def _number(scale):
+    """A scale that is given, as a float. The library refuses those that are not finite and > 0."""
+    value = scale
+    if torch.is_tensor(scale):
+        if scale.requires_grad or forward_ad.unpack_dual(scale).tangent is not None:
+            raise ValueError("scale requires a gradient and has none; pass a number or scale.detach()")
+        if scale.numel() == 1 and _has_data(scale):
+            value = scale.item()
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"scale is {scale!r}; it must be a number")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError("scale is too large for a float; it must be finite and > 0") from None
 
 
 def _mask(causal, len_q, len_kv):
@@ -368,20 +408,29 @@ class _Attention(torch.autograd.Function):
         return o, lse
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, d_o, _):
         if d_o is None:
             return (None,) * 8
-        library, causal, scale, deterministic = ctx.options
+        return *_Gradients.apply(*ctx.saved_tensors, d_o, *ctx.options), *(None,) * 5
+
+
+class _Gradients(torch.autograd.Function):
+    """A node of its own in the graph of the gradients (create_graph=True), where a second derivative is refused."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, o, lse, d_o, library, causal, scale, deterministic):
         if deterministic is None:
             deterministic = torch.are_deterministic_algorithms_enabled()
-        q, k, v, o, lse = ctx.saved_tensors
         q, k, v, o, d_o = map(_taken_by_backward, (q, k, v, o, d_o))
         gradients = [_output_like(t) for t in (q, k, v)]
         size = library.workspace_bytes(q, k, deterministic)
         workspace = torch.empty(size, dtype=torch.uint8, device=q.device)
         library.bind_backward(q, k, v, o, lse, d_o, *gradients, workspace, causal, scale, deterministic)()
-        return *(gradient if needed else None for gradient, needed in zip(gradients, ctx.needs_input_grad)), *(None,) * 5
+        return tuple(gradients)
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise FlashStepsError("flash_attention has no second derivative; its gradients cannot be differentiated")
 
 
 def _check_differentiable(library, q, k):
@@ -412,14 +461,15 @@ def flash_attention(q, k, v, causal=False, scale=None, step=9, return_lse=False,
     library        a Library, or its path; default: find_library().
 
     Gradients with respect to q, k and v are step 09's, whichever step ran forward: fp16 and bf16, head dimensions that are
-    multiples of 8. Saved for it are q, k, v, the output and lse. There is no second derivative, no forward-mode derivative,
-    no dropout, and no additive or boolean mask. Raises ValueError or TypeError for a call that breaks these rules and
-    FlashStepsError for what the library cannot do, each with a sentence that names the argument."""
+    multiples of 8. Saved for it are q, k, v, the output and lse. There is no second derivative, which raises when it is
+    taken, no forward-mode derivative, no vmap or torch.func, no dropout, and no additive or boolean mask. Raises ValueError
+    or TypeError for a call that breaks these rules and FlashStepsError for what the library cannot do, each with a sentence
+    that names the argument."""
     if not isinstance(library, Library):
+        if not isinstance(library, (str, os.PathLike, type(None))):
+            raise TypeError(f"library is {library!r}; it must be a Library or its path")
         library = load(library)
     _check_tensors(library, library.step(step), q=q, k=k, v=v)
-    if torch.is_tensor(scale) and scale.requires_grad:
-        raise ValueError("scale requires a gradient and has none; pass a number or scale.detach()")
     if not (deterministic is None or isinstance(deterministic, bool)):
         raise ValueError(f"deterministic is {deterministic!r}; it must be None, True or False")
     if torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)):

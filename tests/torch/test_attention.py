@@ -1,13 +1,17 @@
 """flash_attention against PyTorch's own attention, and what it refuses: `test_attention.py LIBRARY`."""
 
+import fractions
 import math
 import os
+import pathlib
+import tempfile
 import unittest
 from unittest import mock
 
 from with_torch import DEVICE, LIBRARY, torch  # first: without PyTorch it ends the program
 import flash_steps
 from flash_steps import FlashStepsError, flash_attention
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 GPU_STEPS = [number for number, step in LIBRARY.steps.items() if step.on_device]
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -75,7 +79,8 @@ class Agreement(unittest.TestCase):
 
     def test_a_scale_is_used_as_given(self):
         q, k, v = tensors(8)
-        self.assert_close(call(8, q, k, v, scale=0.7), expected(q, k, v, scale=0.7), BF16)
+        for scale in (0.7, fractions.Fraction(7, 10), torch.tensor(0.7), torch.tensor([0.7], dtype=torch.float64)):
+            self.assert_close(call(8, q, k, v, scale=scale), expected(q, k, v, scale=0.7), BF16)
 
     def test_the_default_scale_is_of_the_true_head_dimension(self):
         q, k, v = tensors(8, dim=72)
@@ -185,11 +190,39 @@ class Refusals(unittest.TestCase):
     def test_scales(self):
         for scale in (0.0, -1.0, math.nan, math.inf):
             self.refused(ValueError, "scale is", scale=scale)
+        self.refused(ValueError, "scale is too large", scale=10**400)
+        for scale in ("0.5", b"1", True, 1j, [0.5], torch.ones(2), torch.tensor(True), torch.ones(1, device="meta")):
+            self.refused(TypeError, "scale is", "it must be a number", scale=scale)
+
+    def test_scales_that_are_differentiated(self):
+        half = torch.tensor(0.5)
+        self.refused(ValueError, "scale requires a gradient", scale=half.clone().requires_grad_())
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(half, half)
+            self.refused(ValueError, "scale requires a gradient", scale=dual)
 
     def test_what_is_no_tensor_or_no_plain_one(self):
         q, k, v = tensors(8)
         self.refused(TypeError, "k is a list", tensors_=(q, [1.0], v))
         self.refused(ValueError, "v is not a plain strided tensor", tensors_=(q, k, v.to_sparse()))
+        q, k, v = tensors(4, dtype=FP32)
+        negative = torch.complex(q, k).conj().imag
+        self.assertTrue(negative.is_neg())
+        self.refused(ValueError, "k is not a plain strided tensor", "resolve_neg", step=4, tensors_=(q, negative, v))
+
+    def test_tensors_without_data(self):
+        q, k, v = tensors(8)
+        transforms = {
+            "functionalize": lambda: torch.func.functionalize(lambda k: call(8, q, k, v)[0])(k),
+            "vmap": lambda: torch.vmap(lambda k: call(8, q, k, v)[0])(k[None]),
+            "grad": lambda: torch.func.grad(lambda k: call(8, q, k, v)[0].sum())(k),
+        }
+        for name, transformed in transforms.items():
+            with self.subTest(name), self.assertRaisesRegex(ValueError, "k has no data of its own.*torch.func"):
+                transformed()
+        with FakeTensorMode():
+            fake = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+            self.refused(ValueError, "q has no data of its own", "fake tensors", tensors_=(fake, fake, fake))
 
     def test_unknown_steps(self):
         q, k, v = tensors(8)
@@ -205,10 +238,60 @@ class Refusals(unittest.TestCase):
 
     def test_an_output_that_shares_memory_with_an_input(self):
         q, k, v = tensors(8)
-        if DEVICE == "cpu":
-            self.skipTest("the emulator's steps work on copies")
-        with self.assertRaisesRegex(ValueError, "o overlaps q"):
+        said = "o overlaps q" if DEVICE == "cuda" else "an output overlaps another tensor"
+        with self.assertRaisesRegex(ValueError, said):
             LIBRARY.bind(8, q, k, v, q, torch.empty(q.shape[:3], device=q.device))()
+
+    def test_an_lse_of_another_kind(self):
+        q, k, v = tensors(8)
+        sizes = q.shape[:3]
+        for name, lse in {
+            "none": None,
+            "dtype": torch.empty(sizes, dtype=torch.float64, device=q.device),
+            "shape": torch.empty(sizes[:2], device=q.device),
+            "order": torch.empty(sizes[::-1], device=q.device).permute(2, 1, 0),
+            "device": torch.empty(sizes, device="meta"),
+            "layout": torch.zeros(sizes, device=q.device).to_sparse_csr(),
+        }.items():
+            with self.subTest(name), self.assertRaisesRegex(ValueError, "lse must be a contiguous float32 tensor"):
+                LIBRARY.bind(8, q, k, v, torch.empty_like(q), lse)
+
+    def test_what_is_no_library(self):
+        q, k, v = tensors(8)
+        for library in (0, False, b"x", [1]):
+            with self.subTest(library), self.assertRaisesRegex(TypeError, "library is .*; it must be a Library or its path"):
+                flash_attention(q, k, v, library=library)
+        with self.assertRaisesRegex(FlashStepsError, "cannot be loaded"):
+            flash_attention(q, k, v, library="")
+
+
+@unittest.skipIf(DEVICE == "cuda", "works on the caller's memory")
+class CopiesForTheEmulator(unittest.TestCase):
+    def held(self, run):
+        """How many allocations `run` makes, and those of them that it does not free."""
+        made, alloc, free = [], LIBRARY._c.flash_steps_device_alloc, LIBRARY._c.flash_steps_device_free
+
+        def watched_alloc(size):
+            made.append(alloc(size))
+            return made[-1]
+
+        with mock.patch.object(LIBRARY._c, "flash_steps_device_alloc", watched_alloc):
+            with mock.patch.object(LIBRARY._c, "flash_steps_device_free", side_effect=free) as watched_free:
+                run()
+        return len(made), set(made) - {pointer for (pointer,), _ in watched_free.call_args_list}
+
+    def test_are_freed(self):
+        q, k, v = tensors(8)
+        self.assertEqual(self.held(lambda: call(8, q, k, v)), (5, set()))
+
+    def test_are_freed_after_a_refusal(self):
+        q, k, v = tensors(8)
+
+        def refused():
+            with self.assertRaisesRegex(ValueError, "scale is 0"):
+                call(8, q, k, v, scale=0)
+
+        self.assertEqual(self.held(refused), (5, set()))
 
 
 class FindingTheLibrary(unittest.TestCase):
@@ -224,9 +307,24 @@ class FindingTheLibrary(unittest.TestCase):
             with self.assertRaisesRegex(FlashStepsError, "cmake --workflow .* FLASH_STEPS_LIBRARY"):
                 flash_steps.find_library()
 
+    def test_the_newest_that_this_interpreter_can_load_is_taken(self):
+        with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ):
+            os.environ.pop("FLASH_STEPS_LIBRARY", None)
+            names = "old/steps/library/libflash_steps.so", "new/steps/library/libflash_steps.so"
+            others = "sanitize/steps/library/libflash_steps.so", "new/steps/library/libflash_steps.map"
+            for age, name in enumerate((*names, *others)):
+                path = pathlib.Path(folder) / "build" / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.touch()
+                os.utime(path, (age, age))
+            with mock.patch.object(flash_steps, "ROOT", pathlib.Path(folder)):
+                self.assertEqual(flash_steps.find_library(), pathlib.Path(folder) / "build" / names[1])
+
     def test_a_file_that_is_no_library(self):
         with self.assertRaisesRegex(FlashStepsError, "test_attention.py cannot be loaded"):
             flash_steps.Library(__file__)
+        with self.assertRaisesRegex(FlashStepsError, "cannot be loaded.*flash_steps"):
+            flash_steps.Library(torch._C.__file__)
 
 
 if __name__ == "__main__":

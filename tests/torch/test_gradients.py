@@ -7,7 +7,8 @@ from unittest import mock
 
 from with_torch import DEVICE, LIBRARY, torch  # first: without PyTorch it ends the program
 import flash_steps
-from flash_steps import flash_attention
+from flash_steps import FlashStepsError, flash_attention
+from torch.utils.checkpoint import checkpoint
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -143,6 +144,7 @@ class GradientsOfTheOutput(unittest.TestCase):
         self.assertFalse(self.copies(self.numbers(1, 9, 2, 16).transpose(1, 2)))
         self.assertFalse(self.copies(self.numbers(1, 2, 9, 24)[..., 8:]))
         self.assertFalse(self.copies(self.numbers(1, 2, 1, 16).expand(1, 2, 9, 16)))
+        self.assertFalse(self.copies(self.numbers(1, 2, 9, 16).as_strided((1, 2, 9, 16), (7, 144, 16, 1))))  # one batch
 
     def test_a_last_dimension_that_is_not_contiguous_is_copied(self):
         self.assertTrue(self.copies(self.numbers(1, 2, 16, 9).transpose(2, 3)))
@@ -213,6 +215,20 @@ class Modes(unittest.TestCase):
         self.assertIsNone(gradient)
         self.assertTrue(o.requires_grad)
 
+    def test_an_output_that_gets_no_gradient_gives_none(self):
+        class Cut(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x.clone()
+
+            @staticmethod
+            def backward(ctx, gradient):
+                return None
+
+        q, k, v = tensors()
+        Cut.apply(attention(q, k, v)).sum().backward()
+        self.assertIsNone(q.grad)
+
 
 class Refusals(unittest.TestCase):
     def refused(self, kind, *words, tensors_, **options):
@@ -224,9 +240,8 @@ class Refusals(unittest.TestCase):
     def test_types_without_a_backward_before_the_forward_runs(self):
         step = 4  # takes fp32
         with mock.patch.object(flash_steps.Library, "bind", side_effect=AssertionError):
-            self.refused(
-                ValueError, "requires a gradient", "step 09, takes fp16, bf16", "q is fp32", tensors_=tensors(dtype=FP32), step=step
-            )
+            said = "requires a gradient", "step 09, takes fp16, bf16", "q is fp32"
+            self.refused(ValueError, *said, tensors_=tensors(dtype=FP32), step=step)
             self.refused(ValueError, "head_dim is 12", tensors_=tensors(dim=12), step=step)
 
     def test_shapes_that_do_not_match(self):
@@ -235,10 +250,35 @@ class Refusals(unittest.TestCase):
         self.refused(ValueError, "heads_kv is 2", tensors_=tensors(heads=3, heads_kv=2))
 
     def test_second_derivatives(self):
+        """Of a loss whose gradient depends on the output and of one whose gradient does not, as a part of a sum."""
+        for is_linear in (True, False):
+            q, k, v = tensors()
+            o = attention(q, k, v)
+            (dq,) = torch.autograd.grad((o if is_linear else o.square()).float().sum(), q, create_graph=True)
+            loss = dq.float().square().sum() + o.float().sum()
+            with self.subTest(is_linear=is_linear), self.assertRaisesRegex(FlashStepsError, "no second derivative"):
+                loss.backward()
+
+    def test_the_graph_of_a_gradient_that_is_not_differentiated_harms_nobody(self):
         q, k, v = tensors()
-        (dq,) = torch.autograd.grad(attention(q, k, v).float().square().sum(), q, create_graph=True)
-        with self.assertRaisesRegex(RuntimeError, "differentiate twice"):
-            dq.sum().backward()
+        d_o = torch.randn_like(q)
+        want = torch.autograd.grad(attention(q, k, v, deterministic=True), (q, k, v), d_o)
+        o = attention(q, k, v, deterministic=True)
+        first = torch.autograd.grad(o, (q, k, v), d_o, create_graph=True)
+        again = torch.autograd.grad(o, (q, k, v), d_o)
+        for a, b, c in zip(want, first, again):
+            self.assertTrue(torch.equal(a, b) and torch.equal(a, c))
+            self.assertFalse(a.requires_grad or c.requires_grad)
+
+    def test_checkpoints(self):
+        q, k, v = tensors()
+        want = torch.autograd.grad(attention(q, k, v, deterministic=True).sum(), (q, k, v))
+        for reentrant in (False, True):
+            o = checkpoint(lambda *t: attention(*t, deterministic=True), q, k, v, use_reentrant=reentrant)
+            for t in (q, k, v):
+                t.grad = None
+            o.sum().backward()
+            self.assertTrue(all(torch.equal(t.grad, g) for t, g in zip((q, k, v), want)))
 
     def test_forward_mode_derivatives(self):
         q, k, v = (t.detach() for t in tensors())
@@ -281,8 +321,19 @@ class Refusals(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, f"workspace_bytes is {size - 1}; step 09 needs {size}"):
             LIBRARY.bind_backward(q, k, v, o, lse, o, *gradients, short)()
         self.assertTrue(all(bool(t.isnan().all()) for t in gradients))
-        with self.assertRaisesRegex(ValueError, "workspace must be"):
-            LIBRARY.bind_backward(q, k, v, o, lse, o, *gradients, torch.empty(size // 4, device=DEVICE))
+        enough = torch.empty(1, size, dtype=torch.uint8, device=DEVICE)
+        for other in (None, enough, enough[0].to("meta"), enough[0].float()):
+            with self.assertRaisesRegex(ValueError, "workspace must be"):
+                LIBRARY.bind_backward(q, k, v, o, lse, o, *gradients, other)
+        with self.assertRaisesRegex(ValueError, "lse must be"):
+            LIBRARY.bind_backward(q, k, v, o, None, o, *gradients, short)
+
+    def test_the_workspace_of_what_is_no_pair_of_tensors(self):
+        q, k, v = tensors()
+        with self.assertRaisesRegex(TypeError, "q is a NoneType"):
+            LIBRARY.workspace_bytes(None, k)
+        with self.assertRaisesRegex(ValueError, "k has 3 dimensions"):
+            LIBRARY.workspace_bytes(q, k[0])
 
 
 if __name__ == "__main__":
