@@ -84,9 +84,10 @@ std::string shown(double value, int digits) {
 }
 
 std::optional<double> plain_number(const std::string& text) {
+    const auto first = text.find_first_not_of(" \t"), last = text.find_last_not_of(" \t");
     std::string digits;
-    for (const char c : text)
-        if (c != ',' && c != ' ' && c != '_') digits += c;
+    for (std::size_t i = first; i <= last && last != std::string::npos; ++i)
+        if (text[i] != ',' && text[i] != '_') digits += text[i];
     if (digits.size() > 1 && digits[0] == '+' && digits[1] != '-')
         digits.erase(0, 1);  // from_chars takes none
     double value = 0;

@@ -143,7 +143,8 @@ class Terminal(unittest.TestCase):
         self.assertEqual((result.returncode, result.stderr), (1, "predict: cannot write to standard output\n"))
 
     def test_what_is_no_number_is_asked_for_again_and_an_empty_line_skips(self):
-        output = run("--step", "1", given="eleven\n11.09375\n\n1/0\n1/2,048\n").stdout
+        output = run("--step", "1", given="eleven\n72 16\n 11.09375 \n\n1/0\n1 / 2,048\n").stdout
+        self.assertIn("'72 16' is not a number; write", output)
         self.assertIn("'eleven' is not a number; write", output)
         self.assertIn("'1/0' is not a number; write", output)
         self.assertIn("Within 5 %: 2 of 2.", output)

@@ -198,6 +198,7 @@ class Outcome:
         # The judge's own words: what was computed, where, and what it found there.
         if judged := re.fullmatch(r"(.*?):? got (\S+), want (.+?)(?: \(twin [^)]*\))?", self.got):
             self.case, self.got, self.expected = judged.groups()
+            self.case = self.case.removeprefix("| ")
 
     def read_assertion(self, case):
         for element in case.iter():
@@ -211,6 +212,7 @@ class Outcome:
                 continue
             original, expanded = ((element.findtext(tag) or "").strip() for tag in ("Original", "Expanded"))
             expanded = re.sub(r"Approx\( *(.*?) *\)", r"about \1", expanded)  # doctest's spelling
+            expanded = re.sub(r" ==$", ' == ""', expanded)  # an empty text is printed as nothing
             self.where = f"{pathlib.Path(element.get('filename', '')).name}:{element.get('line')}"
             self.expected, self.got = original, expanded
             notes = [" ".join((note.text or "").split()) for note in element.iter("Info")]
