@@ -5,16 +5,18 @@
 //   distinct per block   each byte once per block: at best, what caches and shared memory inside a block save
 //   distinct per launch  each byte once per launch: what an L2 that never misses twice leaves for memory
 // A request is one load or store instruction of one warp, the accesses of its 32 lanes together: lanes meet
-// in one request by instruction and by how often each has executed it since the warp's latest barrier. Device
-// memory serves a request in sectors of 32 bytes: 4 for 32 neighbouring floats, 32 when they lie far apart.
+// in one request by instruction and by how often each has executed it since the warp's latest operation of 32
+// lanes or __syncthreads. Device memory serves a request in sectors of 32 bytes: 4 for 32 neighbouring
+// floats, 32 when they lie far apart.
 // Shared memory serves it in passes: it has 32 banks of 4 bytes, and a pass takes one word of each (any
 // number of lanes may share the word). 32 lanes with up to 4 bytes each are one pass at best, 16 with 8
 // bytes, 8 with 16; passes beyond that are bank conflicts.
 //
 // Plain loads and stores are seen through the compiler's instrumentation, after optimisation: exact counts
-// are stated for one compiler at -O2. Where the hooks are off (hooks_enabled() is false) the byte counts of
-// plain loads and stores stay zero; what the runtime does itself (atomics, cp.async, ldmatrix) is counted
-// always.
+// are stated for one compiler at -O2. Where the hooks are off (hooks_enabled() is false) plain loads and
+// stores are not counted, and no bytes, requests or sectors of device memory at all. Always counted are
+// operations, cp_async_bytes, and what the runtime itself does in shared memory (atomics, cp.async,
+// ldmatrix).
 #pragma once
 
 #include <cstdint>

@@ -45,8 +45,8 @@ struct alignas(64) Line {
 };
 
 // The latest write and the latest read of 2 bytes of shared or device memory. Both words hold a time stamp in
-// the upper 20 bits and a thread in the lower 10; time is the number of barriers so far, so stamps of a block
-// that has ended are old.
+// the upper 20 bits and a thread in the lower 10; time goes on at every barrier and start of a block, so
+// stamps of a block that has ended are old.
 struct Cell {
     std::uint32_t write;  // flags: kByAtomic; kInFlight, whose stamp is kMaxStamp
     std::uint32_t read;   // flags: kReadByWarp (several threads of one warp), kReadByBlock (of several warps)

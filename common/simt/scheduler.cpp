@@ -1,8 +1,8 @@
 // Runs a grid: one fiber per thread, block by block, on the OS thread that called launch().
 //
-// A fiber runs until it waits for other threads or ends. Warps are picked in a seeded random order, lanes of
-// a warp in ascending order. When no fiber can run and some still wait, the block is stuck: that is an error,
-// never a hang.
+// A fiber runs until it waits for other threads or ends. Warps are picked in a seeded random order, of a warp
+// the lowest lane that is ready; who comes last to a warp operation just goes on. When no fiber can run and
+// some still wait, the block is stuck: that is an error, never a hang.
 #include <algorithm>
 #include <bit>
 #include <cstring>
