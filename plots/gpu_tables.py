@@ -85,47 +85,57 @@ def backward_modes(rows):
     return header, lines
 
 
+def times_beside(rows, op):
+    """{(step, variant): {(D, mask, N): median time}} of what ran in one process with PyTorch's attention."""
+    times = {}
+    for case, metrics in of_op(rows, op):
+        if "time" in metrics and (ladder.is_beside_peers(case) or not case["step"]):
+            of_version = times.setdefault((case["step"], case["variant"]), {})
+            of_version[case["D"], case["mask"], case["Nk"]] = metrics["time"]["median"]
+    return times
+
+
+DIMS = ([64], [128], [64, 128], [256])  # head dimensions that a summary takes together
+
+
+def speeds(ours, other, dims):
+    """How many times as fast one version is as another, for each problem that both ran."""
+    return [other[problem] / ours[problem] for problem in ours.keys() & other.keys() if problem[0] in dims]
+
+
+def words_of(dims):
+    return " and ".join(map(str, dims))
+
+
 def backward_summary(rows):
     """Geometric mean and lowest of the ratios over lengths and masks, by head dimension: the fast mode to SDPA flash, and the
     deterministic to the fast mode."""
-    times = {}
-    for case, metrics in of_op(rows, "backward"):
-        if "time" in metrics and (ladder.is_beside_peers(case) or case["variant"] == FLASH):
-            of_version = times.setdefault(case["D"], {}).setdefault(case["variant"], {})
-            of_version[case["mask"], case["Nk"]] = metrics["time"]["median"]
+    times = times_beside(rows, "backward")
+    fast, deterministic, flash = (times.get(key, {}) for key in (("09", FAST), ("09", DETERMINISTIC), ("", FLASH)))
     lines = []
-    for words, ours, other in (("fast / SDPA flash", FAST, FLASH), ("deterministic / fast", DETERMINISTIC, FAST)):
-        for dims in ([64], [128], [64, 128], [256]):
-            pairs = [times.get(dim, {}) for dim in dims]
-            pairs = [(t[ours], t[other]) for t in pairs if {ours, other} <= t.keys()]
-            speed = [slow[problem] / fast[problem] for fast, slow in pairs for problem in fast.keys() & slow.keys()]
-            if speed:
+    for words, ours, other in (("fast / SDPA flash", fast, flash), ("deterministic / fast", deterministic, fast)):
+        for dims in DIMS:
+            if speed := speeds(ours, other, dims):
                 numbers = f"{statistics.geometric_mean(speed):.3f}", f"{min(speed):.3f}"
-                lines.append([words, " and ".join(map(str, dims)), str(len(speed)), *numbers])
+                lines.append([words, words_of(dims), str(len(speed)), *numbers])
     return ["ratio of speeds", "D", "problems", "geometric mean", "lowest"], lines
 
 
 def against_flash(rows):
-    """Speed of the last forward, of the backward and of both, as ratios to SDPA flash: geometric mean and lowest over lengths
-    and masks, by head dimension; cuDNN beside them."""
-    ops = {"forward": "forward", "backward": "backward", "forward_backward": "forward and backward"}
-    of_version = {}
-    for op, words in ops.items():
-        for case, metrics in of_op(rows, op):
-            is_last = case["step"] in ("08", "09") and BESIDE_PEERS in case["variant"]
-            if "ratio_to_sdpa_flash" in metrics and (is_last or case["variant"] == CUDNN):
-                mode = case["variant"].removesuffix(BESIDE_PEERS).strip()
-                who = f"step {case['step']}" + (f", {mode}" if mode else "") if case["step"] else CUDNN
-                ratios = of_version.setdefault(f"{words}: {who}", {})
-                ratios.setdefault(case["D"], []).append(metrics["ratio_to_sdpa_flash"]["median"])
-    groups, lines = ([64], [128], [64, 128], [256]), []
-    for version, ratios in of_version.items():
-        cells = []
-        for dims in groups:
-            some = [ratio for dim in dims for ratio in ratios.get(dim, [])]
-            cells.append(f"{statistics.geometric_mean(some):.2f} ({min(some):.2f})" if some else "")
-        lines.append([version, *cells])
-    return ["speed / SDPA flash", *(f"D = {' and '.join(map(str, dims))}" for dims in groups)], lines
+    """Speed of the last forward, of the backward and of both, and cuDNN's, as ratios to SDPA flash: geometric mean and lowest
+    over lengths and masks, by head dimension."""
+    lines = []
+    for op in ("forward", "backward", "forward_backward"):
+        times = times_beside(rows, op)
+        for (step, variant), ours in times.items():
+            if step in ("08", "09") or variant == CUDNN:
+                mode = variant.removesuffix(BESIDE_PEERS).strip()
+                who = ", ".join(word for word in (f"step {step}", mode) if word) if step else variant
+                found = [speeds(ours, times.get(("", FLASH), {}), dims) for dims in DIMS]
+                cells = [f"{statistics.geometric_mean(some):.2f} ({min(some):.2f})" if some else "" for some in found]
+                if any(cells):
+                    lines.append([f"{op.replace('_', ' and ')}: {who}", *cells])
+    return ["speed / SDPA flash", *(f"D = {words_of(dims)}" for dims in DIMS)], lines
 
 
 def scientific(value):

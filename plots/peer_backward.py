@@ -131,7 +131,7 @@ class BackwardTiming:
         """{op: variants}, of those that take the case."""
         given = case.tensors(DEVICE)
         d_o = gradient_of_output(case, given[0])
-        ours = Ours(self.checker.library, given, d_o, case.causal, case.true_scale)
+        ours = Ours(self.checker.loaded, given, d_o, case.causal, case.true_scale)
         found = {op: list(ours.variants(op)) for op in SHARES}
         for name in PEERS:
             try:

@@ -261,7 +261,7 @@ class Checker:
     """Runs cases and keeps what failed."""
 
     def __init__(self, library, steps, device, say=print):
-        self.library, self.steps, self.device, self.say = library, steps, device, say
+        self.loaded, self.steps, self.device, self.say = library, steps, device, say
         self.failures = []
         self.checks = 0
         self._accepted = {}
@@ -270,7 +270,7 @@ class Checker:
         """Whether a step takes this dtype and head dimension: it is asked."""
         key = step, dtype, dim
         if key not in self._accepted:
-            self._accepted[key] = dtype in self.library.steps[step].dtypes
+            self._accepted[key] = dtype in self.loaded.steps[step].dtypes
             if self._accepted[key]:
                 q, k, v = Case(1, 1, 1, 1, 1, dim, dtype).tensors(self.device)
                 try:
@@ -285,7 +285,7 @@ class Checker:
         """O and L, in memory that was full of NaN."""
         o = torch.full(q.shape, math.nan, dtype=q.dtype, device=q.device)
         lse = torch.full(q.shape[:3], math.nan, device=q.device)
-        self.library.bind(step, q, k, v, o, lse, causal, scale)()
+        self.loaded.bind(step, q, k, v, o, lse, causal, scale)()
         return o, lse
 
     def able(self, case, limits):

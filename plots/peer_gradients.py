@@ -225,14 +225,14 @@ class GradientChecker:
     """Runs the backward on cases. What fails is kept by the forward's checker."""
 
     def __init__(self, checker):
-        self.checker, self.library, self.say = checker, checker.library, checker.say
+        self.checker, self.loaded, self.say = checker, checker.loaded, checker.say
 
     def run(self, given, lse, d_o, o, causal, scale, deterministic):
         """dQ, dK and dV, in memory that was full of NaN, and so was the workspace."""
         gradients = [torch.full_like(t, math.nan) for t in given]
-        size = self.library.workspace_bytes(given[0], given[1], deterministic)
+        size = self.loaded.workspace_bytes(given[0], given[1], deterministic)
         workspace = torch.full((size,), 255, dtype=torch.uint8, device=given[0].device)
-        self.library.bind_backward(*given, o, lse, d_o, *gradients, workspace, causal, scale, deterministic)()
+        self.loaded.bind_backward(*given, o, lse, d_o, *gradients, workspace, causal, scale, deterministic)()
         return gradients
 
     def accepts(self, case):

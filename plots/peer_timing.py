@@ -67,7 +67,7 @@ def unfused(q, k, v, hidden, scale):
 def step_variant(checker, step, q, k, v, causal, scale):
     o = torch.full_like(q, math.nan)
     lse = torch.full(q.shape[:3], math.nan, device=q.device)
-    call = checker.library.bind(step, q, k, v, o, lse, causal, scale)
+    call = checker.loaded.bind(step, q, k, v, o, lse, causal, scale)
 
     def run():
         call()

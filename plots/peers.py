@@ -113,7 +113,8 @@ def parse(arguments):
     for part in ("check", "time", "memory", "large", "gradients", "backward"):
         parser.add_argument(f"--{part}", action="store_true")
     parser.add_argument("--csv", type=pathlib.Path, help="append result rows to this file")
-    parser.add_argument("--library", type=pathlib.Path, help="libflash_steps.so; default: the newest under build/")
+    parser.add_argument("--library", dest="loaded", metavar="FILE", type=pathlib.Path,
+                        help="libflash_steps.so; default: the newest under build/")
     numbers = {"type": whole_numbers, "metavar": "N,N,..."}
     parser.add_argument("--steps", **numbers, help="default: 4 to 8; the forward of 09 is that of 08")
     parser.add_argument("--dims", **numbers, default=[64, 128, 256], help="head dimensions to time")
@@ -151,7 +152,7 @@ def main(arguments=None):
     import peer_timing
 
     try:
-        library = flash_steps.Library(options.library)
+        library = flash_steps.Library((options.loaded))
     except flash_steps.FlashStepsError as error:
         sys.exit(f"peers.py: {error}")
     if library.backend != "cuda":

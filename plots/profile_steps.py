@@ -202,7 +202,7 @@ def launch(options):
 
     import flash_steps
 
-    library = flash_steps.Library(options.library)
+    library = flash_steps.Library((options.loaded))
     case = problem(options)
     torch.manual_seed(1)
     shape = case.batch, case.heads, case.len_q, case.dim
@@ -263,7 +263,8 @@ def options_of(arguments):
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=4096, help="a sequence's length")
     parser.add_argument("--causal", action="store_true")
-    parser.add_argument("--library", type=pathlib.Path, help="libflash_steps.so; default: the newest under build/")
+    parser.add_argument("--library", dest="loaded", metavar="FILE", type=pathlib.Path,
+                        help="libflash_steps.so; default: the newest under build/")
     parser.add_argument("--ncu", help="the ncu to run")
     parser.add_argument("--launch", action="store_true", help=argparse.SUPPRESS)  # what ncu runs
     return parser.parse_args(arguments)

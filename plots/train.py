@@ -160,13 +160,13 @@ def environment(on_gpu):
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--csv", type=pathlib.Path)
-    parser.add_argument("--library", type=pathlib.Path)
+    parser.add_argument("--library", dest="loaded", metavar="FILE", type=pathlib.Path)
     parser.add_argument("--steps", type=int)
     options = parser.parse_args(arguments)
     if options.steps is not None and options.steps < 2:
         parser.error(f"--steps is {options.steps}; whether a loss falls takes at least 2")
     try:
-        library = flash_steps.Library(options.library)
+        library = flash_steps.Library((options.loaded))
     except flash_steps.FlashStepsError as error:
         sys.exit(f"train.py: {error}")
     on_gpu = library.backend == "cuda"

@@ -241,7 +241,7 @@ class _Copy:
     """The memory that a tensor spans, gaps between its rows included, at the same address modulo 16."""
 
     def __init__(self, library, tensor):
-        self.library, self.c = library, library._c
+        self.loaded, self.c = library, library._c
         self.host, end = _span(tensor)
         self.bytes = end - self.host
         self.base = self.pointer = None
@@ -255,7 +255,7 @@ class _Copy:
 
     def back(self):
         if self.bytes:
-            self.library._check(self.c.flash_steps_copy_to_host(self.host, self.pointer, self.bytes))
+            self.loaded._check(self.c.flash_steps_copy_to_host(self.host, self.pointer, self.bytes))
 
     def free(self):
         self.c.flash_steps_device_free(self.base)

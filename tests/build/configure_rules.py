@@ -36,10 +36,10 @@ class Configure(unittest.TestCase):
         self.path = pathlib.Path(self.directory.name)
         (self.path / "CMakeLists.txt").write_text(PROBE.format(root=ROOT.as_posix()))
 
-    def configure(self, *options, **environment):
+    def configure(self, *options, build="build", **environment):
         """Exit status and all output, joined to one line because CMake wraps its messages."""
         done = subprocess.run(
-            [CMAKE, "-S", self.path, "-B", self.path / "build", *options],
+            [CMAKE, "-S", self.path, "-B", self.path / build, *options],
             capture_output=True,
             text=True,
             env={**os.environ, "CUDACXX": "", **environment},
@@ -58,6 +58,22 @@ class Configure(unittest.TestCase):
         status, output = self.configure("-DFLASH_STEPS_BACKEND=emulator", PATH=path_without("nvcc", "nvidia-smi"))
         self.assertEqual(status, 0, output)
         self.assertIn("probe: emulator", output)
+
+    def test_a_path_that_a_build_cannot_bear_is_refused_and_blanks_are_not(self):
+        for build in ("quo'te", "am&p", "bra[1]"):
+            with self.subTest(build=build):
+                status, output = self.configure("-DFLASH_STEPS_BACKEND=emulator", build=build)
+                self.assertNotEqual(status, 0)
+                self.assertIn("a path must not contain any of ' \" & # ; \\ [ ]", output)
+        status, output = self.configure("-DFLASH_STEPS_BACKEND=emulator", build="with blanks (é)")
+        self.assertEqual(status, 0, output)
+
+    def test_head_dimensions_may_come_in_any_order_and_twice(self):
+        lists = self.path / "CMakeLists.txt"
+        include = f'include("{ROOT.as_posix()}/common/cmake/HeadDims.cmake")\n'
+        lists.write_text(lists.read_text() + include + 'message(STATUS "dims: ${FLASH_STEPS_HEAD_DIMS}")\n')
+        _, output = self.configure("-DFLASH_STEPS_BACKEND=emulator", "-DFLASH_STEPS_HEAD_DIMS=128;256;64;128")
+        self.assertIn("dims: 64;128;256", output)
 
     def test_E1_auto_without_nvcc_is_the_emulator(self):
         status, output = self.configure(PATH=path_without("nvcc"))

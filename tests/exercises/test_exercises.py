@@ -175,6 +175,15 @@ class Way(unittest.TestCase):
             env={**os.environ, "STEP": step, **environment}, capture_output=True, text=True, cwd=self.folder.parent,
         )
 
+    def run_with(self, step, name, contents):
+        """The run of a step whose file holds these bytes; it fails, and not in the script."""
+        self.run_step(step)
+        (self.folder / EXERCISES[step].step_dir.name / name).write_bytes(contents)
+        result = self.run_step(step)
+        self.assertEqual(result.returncode, 1)
+        self.assertNotIn("Traceback", result.stderr)
+        return result
+
     def test_from_the_blank_to_the_next_step(self):
         exercise = EXERCISES["01"]
         first = self.run_step("01")
@@ -211,23 +220,13 @@ class Way(unittest.TestCase):
         self.assertIn("[~] 01_safe_softmax        begun", self.run_step("").stdout)
 
     def test_a_file_that_does_not_compile_is_shown_with_the_compilers_words(self):
-        self.run_step("02")
-        file = self.folder / "02_online_softmax" / "softmax.cpp"
-        file.write_text("int main( {\n", encoding="utf-8")
-        result = self.run_step("02")
-        self.assertEqual(result.returncode, 1)
+        result = self.run_with("02", "softmax.cpp", b"int main( {\n")
         self.assertIn("It does not compile.", result.stdout)
         self.assertRegex(result.stdout, r"softmax\.cpp:1:\d+: error")
         self.assertNotIn("-fsanitize", result.stdout + result.stderr)
-        self.assertNotIn("Traceback", result.stderr)
 
     def test_letters_that_are_no_UTF_8_are_shown_as_the_compiler_met_them(self):
-        self.run_step("02")
-        (self.folder / "02_online_softmax" / "softmax.cpp").write_bytes(b"int \xe9t\xe9 = ;\n")
-        result = self.run_step("02")
-        self.assertEqual(result.returncode, 1)
-        self.assertIn("It does not compile.", result.stdout)
-        self.assertNotIn("Traceback", result.stderr)
+        self.assertIn("It does not compile.", self.run_with("02", "softmax.cpp", b"int \xe9t\xe9 = ;\n").stdout)
 
     def test_progress_of_another_shape_counts_as_none(self):
         self.folder.mkdir()
@@ -241,13 +240,7 @@ class Way(unittest.TestCase):
         self.assertRegex(result.stderr, r"^[^\n]*/dev/null/01_safe_softmax'\n$")
 
     def test_an_empty_file_is_not_given_the_solutions_functions(self):
-        self.run_step("01")
-        file = self.folder / "01_safe_softmax" / "softmax.cpp"
-        file.write_text("", encoding="utf-8")
-        result = self.run_step("01")
-        self.assertEqual(result.returncode, 1)
-        self.assertIn("It compiles but does not link", result.stdout)
-        self.assertNotIn("Traceback", result.stderr)
+        self.assertIn("It compiles but does not link", self.run_with("01", "softmax.cpp", b"").stdout)
 
     def test_what_the_judge_found_is_shown_as_expected_and_got(self):
         exercise = EXERCISES["03"]

@@ -92,12 +92,12 @@ def expected(q, k, v, heads, len_q, len_kv, dim, scale):
 
 class CInterface(unittest.TestCase):
     def setUp(self):
-        self.library = load()
+        self.loaded = load()
 
     def steps(self):
-        for index in range(self.library.flash_steps_count()):
+        for index in range(self.loaded.flash_steps_count()):
             info = Info()
-            self.assertEqual(self.library.flash_steps_info(index, ctypes.byref(info)), OK)
+            self.assertEqual(self.loaded.flash_steps_info(index, ctypes.byref(info)), OK)
             if info.accepts_dtype[FP32]:
                 yield info
 
@@ -107,12 +107,12 @@ class CInterface(unittest.TestCase):
         host = (ctypes.c_float * len(values)).from_buffer(values)
         if not on_device:
             return ctypes.addressof(host), lambda: None
-        device = self.library.flash_steps_device_alloc(size)
+        device = self.loaded.flash_steps_device_alloc(size)
         if device is None:
-            self.skipTest(self.library.flash_steps_last_error().decode())
-        self.addCleanup(self.library.flash_steps_device_free, device)
-        self.assertEqual(self.library.flash_steps_copy_to_device(device, host, size), OK)
-        return device, lambda: self.library.flash_steps_copy_to_host(host, device, size)
+            self.skipTest(self.loaded.flash_steps_last_error().decode())
+        self.addCleanup(self.loaded.flash_steps_device_free, device)
+        self.assertEqual(self.loaded.flash_steps_copy_to_device(device, host, size), OK)
+        return device, lambda: self.loaded.flash_steps_copy_to_host(host, device, size)
 
     def halves(self, values):
         """The same for fp16, which array does not know."""
@@ -146,8 +146,8 @@ class CInterface(unittest.TestCase):
                     bnhd(data[3], heads, len_q, dim),
                     data[4], FP32, MASK_CAUSAL_BOTTOM_RIGHT, 0, 0.25,
                 )
-                code = self.library.flash_steps_forward(info.step, ctypes.byref(call), None)
-                self.assertEqual(code, OK, self.library.flash_steps_last_error())
+                code = self.loaded.flash_steps_forward(info.step, ctypes.byref(call), None)
+                self.assertEqual(code, OK, self.loaded.flash_steps_last_error())
                 for _, back in pointers[3:]:
                     back()
                 for got, want in zip([*o, *lse], [*want_o, *want_lse], strict=True):
@@ -167,10 +167,10 @@ class CInterface(unittest.TestCase):
         q, k, v, o, d_o = (of(pointer) for of, (pointer, _) in zip((one, two, two, one, one), pointers))
         call = Backward(ctypes.sizeof(Backward), q, k, v, o, lse, d_o, one(dq), two(dk), two(dv))
         call.dtype, call.scale = FP16, 0.5
-        call.workspace_bytes = self.library.flash_steps_backward_workspace_bytes(9, ctypes.byref(call))
+        call.workspace_bytes = self.loaded.flash_steps_backward_workspace_bytes(9, ctypes.byref(call))
         call.workspace, _ = self.move(array.array("f", call.workspace_bytes // 4 * [math.nan]), True)
-        code = self.library.flash_steps_backward(9, ctypes.byref(call), None)
-        self.assertEqual(code, OK, self.library.flash_steps_last_error())
+        code = self.loaded.flash_steps_backward(9, ctypes.byref(call), None)
+        self.assertEqual(code, OK, self.loaded.flash_steps_last_error())
         ds = 0.5 * dim * w * (1 - w)
         for got, want in (
             (dq_back(), row(ds)),
@@ -181,9 +181,9 @@ class CInterface(unittest.TestCase):
                 self.assertLessEqual(abs(a - b), 2e-3)
 
     def test_a_refused_call_gives_a_code_and_a_sentence(self):
-        code = self.library.flash_steps_forward(3, ctypes.byref(Forward()), None)
+        code = self.loaded.flash_steps_forward(3, ctypes.byref(Forward()), None)
         self.assertEqual(code, BAD_ARGUMENT)
-        self.assertIn(b"scale is 0", self.library.flash_steps_last_error())
+        self.assertIn(b"scale is 0", self.loaded.flash_steps_last_error())
 
 
 if __name__ == "__main__":
